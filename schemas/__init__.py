@@ -1,0 +1,1 @@
+"""What is written down: events, chunks, KV artifacts, settings, API bodies, errors. No torch, Beam or FastAPI."""

@@ -1,0 +1,160 @@
+"""Bodies of the HTTP API. Clients never send chunk text, token ids or KV."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.events import ContentType, Version
+from schemas.head import DocumentState
+
+MAX_QUESTION_CHARS = 8_000
+
+
+class CacheMode(StrEnum):
+    """How much of the chunks' KV is taken from the store.
+
+    `exact`: full attention over the whole prompt; only a true prefix is reused. `reuse`: chunks are stitched and
+    nothing is repaired. (`blend` joins them when a model has a certificate.)
+    """
+
+    EXACT = "exact"
+    REUSE = "reuse"
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Question(_Body):
+    """What both `/v1/retrieve` and `/v1/answer` take."""
+
+    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS)]
+    k: Annotated[int | None, Field(ge=1, le=64)] = None
+
+
+class AnswerRequest(Question):
+    """`POST /v1/answer`. Fields that are left out take the service's settings."""
+
+    model: str | None = None
+    cache_mode: CacheMode = CacheMode.REUSE
+    stream: bool = False
+    max_tokens: Annotated[int | None, Field(ge=1, le=4096)] = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    seed: int | None = None
+
+
+class Citation(_Body):
+    """A chunk that was in the prompt: where it comes from and how well it matched."""
+
+    tenant: str
+    doc_id: str
+    version: int
+    chunk_id: str
+    ordinal: int
+    char_start: int
+    char_end: int
+    score: float
+    title: str | None = None
+    uri: str | None = None
+    text: str
+    source: str | None = None  # cached | fresh; unset by /v1/retrieve
+
+
+class Usage(_Body):
+    """Token counts; `reused + repaired + fresh == prompt_tokens`, always."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    reused_tokens: int
+    repaired_tokens: int
+    fresh_tokens: int
+
+
+class Timing(_Body):
+    """Seconds, parts of `ttft_s` (request received to first token ready)."""
+
+    retrieve_s: float
+    load_s: float
+    stitch_s: float
+    first_step_s: float
+    ttft_s: float
+
+
+class AnswerResponse(_Body):
+    """`POST /v1/answer`, and the `done` event of its stream."""
+
+    id: str
+    model: str
+    answer: str
+    finish_reason: str  # stop | length
+    cache_mode: CacheMode  # the mode that was really used
+    policy: str  # the selection policy
+    citations: list[Citation]
+    usage: Usage
+    fallback: dict[str, int]  # reason -> chunks that were computed fresh for it
+    timing: Timing
+    note: str | None = None  # one sentence where the mode differs from the one asked for
+
+
+class RetrieveResponse(_Body):
+    """`POST /v1/retrieve`: visible chunks, best first."""
+
+    chunks: list[Citation]
+    retrieve_s: float
+
+
+class DocumentBody(_Body):
+    """`PUT /v1/documents/{id}`; the tenant comes from authentication."""
+
+    content: str
+    content_type: ContentType = ContentType.TEXT
+    title: str | None = None
+    uri: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    version: Version | None = None
+
+
+class Accepted(_Body):
+    """The change was published; it is servable once `GET /v1/documents/{id}` shows it."""
+
+    doc_id: str
+    topic: str
+    partition: int
+    offset: int
+    version: int | None  # None: the broker's timestamp and offset will be the version
+
+
+class DocumentStatus(_Body):
+    """`GET /v1/documents/{id}`."""
+
+    doc_id: str
+    version: int
+    state: DocumentState
+    generation: str
+    chunks: int  # points of the live version
+    kv_ready: int  # of them with a confirmed KV artifact
+    event_ms: int
+    committed_ms: int
+    title: str | None = None
+    uri: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class ErrorDetail(_Body):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(_Body):
+    """What every non-2xx response carries."""
+
+    error: ErrorDetail

@@ -1,0 +1,87 @@
+"""The head of a document decides which version is visible; the commit record tells the world that it moved."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from schemas.errors import EventError
+from schemas.ids import DocumentKey
+
+
+class DocumentState(StrEnum):
+    """What the head says of the document: live, or a tombstone."""
+
+    LIVE = "live"
+    DELETED = "deleted"
+
+
+class Head(BaseModel):
+    """One payload-only point per document. A chunk is visible if and only if its version is its live head's.
+
+    `content_digest` tells a repeated event (equal version, equal digest) from a conflicting one. Times are in ms
+    since the epoch: `event_ms` is the producer's (or broker's) time of the change, `committed_ms` ours.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tenant: str
+    doc_id: str
+    version: int
+    state: DocumentState
+    generation: str
+    content_digest: str
+    n_chunks: int = Field(ge=0)
+    event_ms: int
+    committed_ms: int
+    title: str | None = None
+    uri: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def document(self) -> DocumentKey:
+        """The key of the document."""
+        return DocumentKey(self.tenant, self.doc_id)
+
+    @property
+    def live(self) -> bool:
+        """Whether the document may be answered from."""
+        return self.state is DocumentState.LIVE
+
+
+class CommitRecord(BaseModel):
+    """Published after a head moved and the older version was retired; the commits topic is compacted by document."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tenant: str
+    doc_id: str
+    version: int
+    state: DocumentState
+    generation: str
+    event_ms: int
+    committed_ms: int
+
+    @property
+    def document(self) -> DocumentKey:
+        """The key of the document."""
+        return DocumentKey(self.tenant, self.doc_id)
+
+    @classmethod
+    def of(cls, head: Head) -> CommitRecord:
+        """The record that announces `head`."""
+        return cls(**head.model_dump(include=set(cls.model_fields)))
+
+    def to_bytes(self) -> bytes:
+        """The value of the Kafka message."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def from_bytes(cls, value: bytes) -> CommitRecord:
+        """Read a message value; raises `EventError` where it is not a commit record."""
+        try:
+            return cls.model_validate_json(value)
+        except ValidationError as error:
+            raise EventError(f"not a commit record: {error.errors()[0]['msg']}") from error
