@@ -136,6 +136,14 @@ class ServeSettings(_Section):
     load_timeout_s: float = Field(default=5.0, gt=0)
 
 
+class ClientSettings(_Section):
+    """The commands that ask a running service. Without `url`: the `kvquilt up` of this data folder, else port 8080."""
+
+    url: str = ""
+    api_key: SecretStr | None = None
+    timeout_s: float = Field(default=60.0, gt=0)
+
+
 class Settings(BaseSettings):
     """Every setting of every process."""
 
@@ -154,6 +162,7 @@ class Settings(BaseSettings):
     prompt: PromptSettings = PromptSettings()
     ingest: IngestSettings = IngestSettings()
     serve: ServeSettings = ServeSettings()
+    client: ClientSettings = ClientSettings()
 
     @property
     def cache_folder(self) -> Path:

@@ -1,0 +1,135 @@
+"""Settings: flag > environment > file > default, and loud when wrong."""
+
+import os
+
+import pytest
+
+from schemas.errors import SettingsError
+from schemas.settings import Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _a_bare_environment(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("KVQUILT_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to_file(text: str, name: str = "kvquilt.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return to_file
+
+
+def test_without_anything_the_defaults_hold():
+    settings = load_settings()
+    assert settings.model.name == "smollm2"
+    assert settings.serve.port == 8080
+
+
+def test_each_source_wins_over_the_one_below_it(monkeypatch, write):
+    file = write("serve: {port: 1, k: 1, max_tokens: 1}\n")
+    assert load_settings(file=file).serve.port == 1
+    monkeypatch.setenv("KVQUILT_SERVE__PORT", "2")
+    monkeypatch.setenv("KVQUILT_SERVE__K", "2")
+    settings = load_settings({"serve": {"port": 3}}, file)
+    assert (settings.serve.port, settings.serve.k, settings.serve.max_tokens) == (3, 2, 1)
+
+
+def test_the_file_may_be_named_by_the_environment_and_a_flag_wins(monkeypatch, write):
+    monkeypatch.setenv("KVQUILT_CONFIG_FILE", str(write("serve: {port: 1}\n")))
+    assert load_settings().serve.port == 1
+    assert load_settings(file=write("serve: {port: 2}\n", "other.yaml")).serve.port == 2
+
+
+def test_a_file_that_is_named_but_cannot_be_read_stops_the_process(tmp_path, monkeypatch):
+    """Bug (LMCache#17): a settings file that was not there was silently skipped."""
+    monkeypatch.setenv("KVQUILT_CONFIG_FILE", str(tmp_path / "absent.yaml"))
+    with pytest.raises(SettingsError, match=r"absent\.yaml cannot be read"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("serve: {port: high}", "serve.port: Input should be a valid integer"),
+        ("serve: {port: 99999}", "serve.port: Input should be less than or equal to 65535 (got 99999)"),
+        ("serve: {prot: 1}", "serve.prot: Extra inputs are not permitted (got 1)"),
+        ("server: {port: 1}", "server: Extra inputs are not permitted"),
+        (
+            "model: {dtype: int4}",
+            "model.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16' (got 'int4')",
+        ),
+        ("kafka: {security: {enable.auto.commit: true}}", "enable_auto_commit is refused"),
+        ("- a\n- b", "must hold a mapping (got list)"),
+        ("serve: {port: 1", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_names_key_value_and_what_was_expected(write, text, said):
+    with pytest.raises(SettingsError) as refused:
+        load_settings(file=write(text))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("KVQUILT_SERVE__PORT", "high", "serve.port: Input should be a valid integer"),
+        ("KVQUILT_SERVE__PROT", "1", "serve.prot: Extra inputs are not permitted"),
+        ("KVQUILT_SERVR__PORT", "1", "environment variable KVQUILT_SERVR__PORT names no setting"),
+        ("KVQUILT_MODEL", "{not json", "model"),
+    ],
+)
+def test_a_wrong_variable_names_itself(monkeypatch, name, value, said):
+    """Bug (mini-sglang env.py): a bad value in the environment was swallowed and the default used."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    assert said in str(refused.value)
+
+
+def test_the_variables_of_the_test_suite_are_not_settings(monkeypatch):
+    monkeypatch.setenv("KVQUILT_TEST_QDRANT_URL", "http://localhost:6333")
+    assert load_settings().qdrant.url == ""
+
+
+def test_a_wrong_flag_is_refused_too():
+    with pytest.raises(SettingsError, match=r"ingest\.batch_documents: Input should be greater than or equal to 1"):
+        load_settings({"ingest": {"batch_documents": 0}})
+
+
+def test_ing_06_auto_commit_is_refused_in_every_spelling():
+    """Bug (beam#21742): with auto-commit on, offsets were committed before the effects, and events were lost."""
+    for name in ("enable_auto_commit", "enable.auto.commit"):
+        with pytest.raises(SettingsError, match="offsets are committed only after the effects"):
+            load_settings({"kafka": {"security": {name: True}}})
+
+
+def test_settings_cannot_be_changed_after_the_start():
+    with pytest.raises(ValueError, match="frozen"):
+        load_settings().serve.port = 1
+
+
+def test_what_is_printed_holds_no_secret():
+    secret = "s3cr3t"
+    settings = load_settings(
+        {
+            "qdrant": {"api_key": secret},
+            "client": {"api_key": secret},
+            "serve": {"api_keys": {secret: "acme"}},
+            "kafka": {"security": {"sasl_plain_password": secret}},
+            "blobs": {"options": {"secret_access_key": secret}},
+        }
+    )
+    assert secret not in str(settings.redacted())
+    assert secret not in f"{settings.serve} {settings.qdrant} {settings.client}", "logging a section must be safe too"
+    assert settings.redacted()["serve"]["api_keys"] == {"key 1": "acme"}
+
+
+def test_the_places_of_the_embedded_mode_lie_in_the_data_folder(tmp_path):
+    settings = Settings(data_dir=tmp_path)
+    assert settings.qdrant_location == str(tmp_path / "qdrant")
+    assert settings.blobs_url == (tmp_path / "blobs").as_uri()
