@@ -1,0 +1,190 @@
+"""The command line: one thin app. What a command does is in `cli/`, imported when the command runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.context import Context
+from cli.options import command, setting
+from schemas.errors import KvquiltError
+
+app = typer.Typer(
+    name="kvquilt",
+    help="Answers over documents that keep changing: each chunk's KV cache is made once and stitched at query time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+ingest = typer.Typer(help="The two streaming pipelines, each in a process of its own.", no_args_is_help=True)
+doc = typer.Typer(help="One document, through the HTTP service.", no_args_is_help=True)
+kv = typer.Typer(help="KV artifacts in the object store.", no_args_is_help=True)
+app.add_typer(ingest, name="ingest")
+app.add_typer(doc, name="doc")
+app.add_typer(kv, name="kv")
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Folder of the embedded parts.", show_default=False),
+    setting("data_dir"),
+]
+Host = Annotated[
+    str | None, typer.Option("--host", help="Address to listen on.", show_default=False), setting("serve.host")
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", help="Port to listen on; 0 takes a free one.", show_default=False),
+    setting("serve.port"),
+]
+Url = Annotated[
+    str | None, typer.Option("--url", help="The HTTP service to ask.", show_default=False), setting("client.url")
+]
+Bootstrap = Annotated[
+    str | None,
+    typer.Option("--bootstrap", help="The Kafka broker, host:port.", show_default=False),
+    setting("kafka.bootstrap"),
+]
+DocId = Annotated[str, typer.Argument(help="Id of the document.")]
+Tenant = Annotated[str, typer.Option("--tenant", help="Whose document it is.")]
+
+
+@command(app)
+def up(context: Context, data_dir: DataDir = None, host: Host = None, port: Port = None) -> None:
+    """Run everything on this machine: broker, both pipelines, HTTP service. Ctrl-C stops it."""
+    from cli.up import up
+
+    up(context)
+
+
+@command(app)
+def publish(
+    context: Context,
+    files: Annotated[list[Path], typer.Argument(help="Files (.md, .txt, .jsonl) or folders of them.")],
+    root: Annotated[Path, typer.Option("--root", help="Ids are paths relative to this folder.")] = Path(),
+    version: Annotated[int | None, typer.Option("--version", min=0, help="Version of all of them.")] = None,
+    tenant: Tenant = "default",
+    wait: Annotated[bool, typer.Option("--wait", help="Return when text and KV are servable.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that --wait waits at most.")] = 600.0,
+    data_dir: DataDir = None,
+    bootstrap: Bootstrap = None,
+    url: Url = None,
+) -> None:
+    """Publish files as change events and wait for the broker's answers."""
+    from cli.publish import publish
+
+    publish(context, files, root=root, version=version, tenant=tenant, wait_s=timeout if wait else None)
+
+
+@command(app)
+def ask(
+    context: Context,
+    question: Annotated[str, typer.Argument(help="The question.")],
+    mode: Annotated[str, typer.Option("--mode", help="reuse or exact.")] = "reuse",
+    k: Annotated[int | None, typer.Option("--k", min=1, max=64, help="How many chunks to answer from.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Length of the answer.")] = None,
+    data_dir: DataDir = None,
+    url: Url = None,
+) -> None:
+    """Ask a question; the answer streams, then its sources, token counts and timing."""
+    from cli.ask import ask
+
+    ask(context, question, mode=mode, k=k, max_tokens=max_tokens)
+
+
+@command(ingest, "index")
+def ingest_index(context: Context, data_dir: DataDir = None, bootstrap: Bootstrap = None) -> None:
+    """Documents topic -> chunks -> vectors -> head -> commit record. SIGTERM drains and exits 0."""
+    from cli.pipelines import index
+
+    index(context)
+
+
+@command(ingest, "prefill")
+def ingest_prefill(context: Context, data_dir: DataDir = None, bootstrap: Bootstrap = None) -> None:
+    """Commits topic -> missing KV artifacts -> object store. SIGTERM drains and exits 0."""
+    from cli.pipelines import prefill
+
+    prefill(context)
+
+
+@command(app)
+def backfill(
+    context: Context,
+    files: Annotated[list[Path], typer.Argument(help="JSON Lines or Parquet files of documents.")],
+    data_dir: DataDir = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Ingest files in one batch run of the same transforms; deletes nothing."""
+    from cli.pipelines import backfill
+
+    backfill(context, files)
+
+
+@command(app)
+def serve(
+    context: Context,
+    data_dir: DataDir = None,
+    host: Host = None,
+    port: Port = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Run the HTTP service alone, over the Kafka, Qdrant and bucket that the settings name."""
+    from cli.serve import serve
+
+    serve(context)
+
+
+@command(doc)
+def status(context: Context, doc_id: DocId, data_dir: DataDir = None, url: Url = None) -> None:
+    """Version, state, chunks and KV of a document."""
+    from cli.doc import status
+
+    status(context, doc_id)
+
+
+@command(doc)
+def delete(context: Context, doc_id: DocId, data_dir: DataDir = None, url: Url = None) -> None:
+    """Publish the deletion of a document."""
+    from cli.doc import delete
+
+    delete(context, doc_id)
+
+
+@command(kv)
+def inspect(
+    context: Context,
+    doc_id: DocId,
+    ordinal: Annotated[int | None, typer.Option("--ordinal", min=0, help="Only this chunk.")] = None,
+    tenant: Tenant = "default",
+    data_dir: DataDir = None,
+) -> None:
+    """What the KV artifacts of a document say of themselves."""
+    from cli.kv import inspect
+
+    inspect(context, doc_id, tenant=tenant, ordinal=ordinal)
+
+
+@command(app)
+def doctor(context: Context, data_dir: DataDir = None, bootstrap: Bootstrap = None, url: Url = None) -> None:
+    """Check versions, models, broker, index, object store and service; says what to do about what fails."""
+    from cli.doctor import doctor
+
+    doctor(context)
+
+
+def main() -> None:
+    """Run a command; an error of ours is one sentence on stderr and exit status 1."""
+    try:
+        app()
+    except KvquiltError as error:
+        print(f"kvquilt: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
