@@ -1,0 +1,115 @@
+"""`kvquilt publish`: files to change events, and, with `--wait`, until they are servable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from cli.context import Context
+from cli.documents import Outgoing, files_in, read_documents
+from cli.running import with_broker
+from cli.service import Service
+from cli.waiting import Servable, Wanted, wait_servable
+from schemas.errors import InputError, KvquiltError
+from schemas.events import parse_event
+from schemas.settings import KafkaSettings
+from stores.topics import Message, Publisher, ensure_topics, read_all
+
+
+def publish(
+    context: Context, paths: Sequence[Path], *, root: Path, version: int | None, tenant: str, wait_s: float | None
+) -> None:
+    """Publish what `paths` hold and print how much it was.
+
+    Args:
+        wait_s: wait so long at most until everything is servable; None does not wait.
+
+    Raises:
+        InputError: some of it could not be published; the rest was.
+    """
+    kafka = with_broker(context.settings).kafka
+    files = files_in(paths)
+    ensure_topics(kafka)
+    refused: list[InputError] = []
+
+    def documents() -> Iterator[Outgoing]:
+        for file in files:
+            for outcome in read_documents(file, root=root, tenant=tenant, version=version):
+                if isinstance(outcome, InputError):
+                    refused.append(outcome)
+                else:
+                    yield outcome
+
+    with context.progress() as progress, Publisher(kafka) as publisher:
+        task = progress.add_task("published", total=None if any(f.suffix == ".jsonl" for f in files) else len(files))
+        sent = publish_documents(publisher, kafka, documents(), lambda: progress.advance(task))
+        progress.update(task, total=len(sent))
+    for error in refused:
+        context.say(f"not published: {error}")
+    ready = wait(context, kafka, sent, wait_s) if wait_s is not None else None
+    told = {
+        "published": len(sent),
+        "not_published": [str(error) for error in refused],
+        "topic": kafka.documents_topic,
+        "servable": len(ready.kv) if ready else None,
+        "refused": ready.refused if ready else {},
+    }
+    text = f"{len(sent)} published to {kafka.documents_topic}"
+    if ready:
+        text += f", {len(ready.kv)} servable with text and KV"
+    context.result(told, text)
+    if refused or (ready and ready.refused):
+        raise InputError(f"{len(refused) + (len(ready.refused) if ready else 0)} documents were not taken; see above")
+
+
+def publish_documents(
+    publisher: Publisher, kafka: KafkaSettings, documents: Iterator[Outgoing], advance: Callable[[], object]
+) -> list[Message]:
+    """Publish in order; the broker's answers, which say where each event is."""
+    items = ((document.key, document.value, document.headers) for document in documents)
+    sent = []
+    for message in publisher.publish_each(kafka.documents_topic, items):
+        sent.append(message)
+        advance()
+    return sent
+
+
+def wait(context: Context, kafka: KafkaSettings, sent: Sequence[Message], timeout_s: float) -> Servable:
+    """Show two bars until text and KV of everything that was sent are servable."""
+    wanted = {}
+    for message in sent:  # a later event of the same document replaces the earlier
+        event = parse_event(
+            message.key,
+            message.value,
+            timestamp_ms=message.timestamp_ms,
+            offset=message.offset,
+            headers=message.headers,
+        )
+        wanted[event.doc_id] = Wanted(event.version, event.deletes)
+    at = {(message.partition, message.offset): (message.key or b"").decode() for message in sent}
+    with context.progress() as progress, Service.of(context.settings) as service:
+        text = progress.add_task("text servable", total=len(wanted))
+        rows = progress.add_task("KV servable", total=len(wanted))
+
+        def report(reached: Servable) -> None:
+            progress.update(text, completed=len(reached.text))
+            progress.update(rows, completed=len(reached.kv))
+
+        reached = wait_servable(
+            service, wanted, timeout_s=timeout_s, report=report, refusals=lambda: dead_letters(kafka, at)
+        )
+    for doc_id, cause in reached.refused.items():
+        context.say(f"refused by the ingest: {doc_id}: {cause}")
+    return reached
+
+
+def dead_letters(kafka: KafkaSettings, at: dict[tuple[int, int], str]) -> dict[str, str]:
+    """Which of the events at these places were put aside, and why."""
+    found = {}
+    with contextlib.suppress(KvquiltError):  # it is only an explanation; waiting goes on without it
+        for letter in read_all(kafka, kafka.dead_letter_topic):
+            partition, offset = letter.header("kvquilt.error.partition"), letter.header("kvquilt.error.offset")
+            if partition and offset and (doc_id := at.get((int(partition), int(offset)))):
+                found[doc_id] = (letter.header("kvquilt.error.message") or b"").decode("utf-8", "replace")
+    return found
