@@ -1,0 +1,180 @@
+"""Writing to topics: one idempotent producer that waits for the broker's answer; dead letters and commit records."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from kafka import KafkaProducer, Serializer
+from kafka.errors import KafkaError, MessageSizeTooLargeError, RetriableError
+
+from schemas.errors import InputError
+from schemas.head import CommitRecord
+from schemas.ids import canonical_bytes
+from schemas.settings import KafkaSettings
+from stores.kafka_client import MAX_DEAD_LETTER_BYTES, Headers, Message, connection, kafka_errors
+
+Item = tuple[bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]
+
+DELIVERY_TIMEOUT_S = 30.0
+# Bounds on what publish_many has on its way at once: enough to fill batches, little enough to keep memory flat.
+MAX_IN_FLIGHT = 1_000
+MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
+
+ERROR_HEADERS = "kvquilt.error."
+MAX_ERROR_MESSAGE_BYTES = 4_096
+
+
+_NOTHING = b"\x00kvquilt: a record with neither key nor value"
+
+
+class _Values(Serializer):  # type: ignore[misc] # kafka-python has no types
+    """Puts None back for `_NOTHING`.
+
+    The protocol has records with neither key nor value, kafka-python's `send` refuses them, and a dead letter must
+    carry one as it was.
+    """
+
+    def serialize(self, topic: str, headers: object, data: bytes | None) -> bytes | None:
+        """The value as it goes to the broker."""
+        return None if data is _NOTHING else data
+
+
+class Publisher:
+    """A producer with acks from all replicas, idempotent. Thread-safe; made on first use, closed by `close`.
+
+    Raises `TopicError` where the broker cannot be reached or refuses (trying again may help), `InputError` for a
+    record that is larger than the topic takes.
+    """
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self._kafka = kafka
+        self._config = connection(kafka)
+        self._producer: Any = None
+        self._lock = threading.Lock()
+
+    def publish(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+    ) -> Message:
+        """Write one record and wait until the broker has it; the answer says where it is."""
+        with self._errors(topic):
+            kept = tuple(headers)
+            return _answer(self._send(topic, key, value, kept), key, value, kept)
+
+    def publish_many(self, topic: str, items: Iterable[Item], progress: Callable[[int], None] | None = None) -> None:
+        """Write records in order and wait for all of them; `progress` is told how many the broker has so far."""
+        waiting: deque[tuple[Any, int]] = deque()
+        nbytes = acknowledged = 0
+        with self._errors(topic):
+            for key, value, headers in items:
+                size = len(key or b"") + len(value or b"")
+                waiting.append((self._send(topic, key, value, tuple(headers)), size))
+                nbytes += size
+                while len(waiting) > MAX_IN_FLIGHT or (nbytes > MAX_IN_FLIGHT_BYTES and waiting):
+                    nbytes -= _wait(waiting)
+                    acknowledged += 1
+                    if progress:
+                        progress(acknowledged)
+            while waiting:
+                _wait(waiting)
+                acknowledged += 1
+                if progress:
+                    progress(acknowledged)
+
+    def dead_letter(
+        self, kafka: KafkaSettings, message: Message, error: BaseException, stage: str, attempts: int
+    ) -> Message:
+        """Put a message that cannot be processed aside: original bytes and headers, the cause in headers of ours."""
+        cause = {
+            "class": type(error).__name__,
+            "message": str(error).encode()[:MAX_ERROR_MESSAGE_BYTES].decode("utf-8", "ignore"),
+            "stage": stage,
+            "attempts": str(attempts),
+            "topic": message.topic,
+            "partition": str(message.partition),
+            "offset": str(message.offset),
+            "timestamp": str(message.timestamp_ms),
+        }
+        # a replayed message that fails again has one cause, the newest
+        original = tuple(header for header in message.headers if not header[0].startswith(ERROR_HEADERS))
+        headers = original + tuple((ERROR_HEADERS + name, text.encode()) for name, text in cause.items())
+        return self.publish(kafka.dead_letter_topic, message.key, message.value, headers)
+
+    def commit_record(self, kafka: KafkaSettings, record: CommitRecord) -> Message:
+        """Tell the world that a head moved; the newest record of a document is what compaction keeps."""
+        return self.publish(kafka.commits_topic, canonical_bytes([record.tenant, record.doc_id]), record.to_bytes())
+
+    def close(self) -> None:
+        """Wait for what is on its way, then let go of the connections. Twice is harmless."""
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close(timeout=5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _send(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> Any:
+        nothing = key is None and value is None
+        # kafka-python cannot write a header without a value; an empty one is the nearest
+        filled = [(name, header or b"") for name, header in headers]
+        return self._open().send(topic, key=key, value=_NOTHING if nothing else value, headers=filled)
+
+    def _open(self) -> Any:
+        with self._lock:
+            if self._producer is None:
+                self._producer = KafkaProducer(
+                    **self._config,
+                    acks="all",
+                    enable_idempotence=True,
+                    delivery_timeout_ms=int(DELIVERY_TIMEOUT_S * 1000),
+                    max_block_ms=10_000,
+                    max_request_size=MAX_DEAD_LETTER_BYTES + 64 * 1024,
+                    allow_auto_create_topics=False,
+                    value_serializer=_Values(),
+                )
+            return self._producer
+
+    @contextmanager
+    def _errors(self, topic: str) -> Iterator[None]:
+        with kafka_errors(self._kafka, f"writing to topic {topic}"):
+            try:
+                yield
+            except MessageSizeTooLargeError as error:
+                raise InputError(
+                    f"the record is larger than topic {topic} or its broker takes; split the document (kvquilt sends "
+                    f"at most {MAX_DEAD_LETTER_BYTES:,} bytes; the topic's max.message.bytes may be less)"
+                ) from error
+            except KafkaError as error:
+                if not isinstance(error, RetriableError):
+                    self._discard()
+                raise
+
+    def _discard(self) -> None:
+        """Forget a producer whose state the broker no longer accepts; the next record gets a fresh one."""
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close(timeout=0)
+
+
+def _answer(future: Any, key: bytes | None, value: bytes | None, headers: Headers) -> Message:
+    record = future.get(timeout=DELIVERY_TIMEOUT_S + 5)
+    return Message(record.topic, record.partition, record.offset, record.timestamp, key, value, headers)
+
+
+def _wait(waiting: deque[tuple[Any, int]]) -> int:
+    future, size = waiting.popleft()
+    future.get(timeout=DELIVERY_TIMEOUT_S + 5)
+    return size
