@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import safetensors
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from schemas.errors import ArtifactMiss, MissReason
 from schemas.fingerprint import Fingerprint
@@ -24,7 +25,10 @@ from schemas.ids import DocumentKey, token_bytes, token_digest
 FORMAT_VERSION = 1
 Buffer = bytes | bytearray | memoryview
 DTYPE_NBYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MAX_HEADER_NBYTES = 1 << 20  # ours have 2 to 3 KB; a longer one is not parsed
 _SAFETENSORS_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_EXPONENT = {"float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80), "float16": (np.uint16, 0x7C00)}
+_FINITE_BLOCK = 1 << 18  # elements that are looked at together: they stay in the CPU's cache
 
 
 class ArtifactHeader(BaseModel):
@@ -86,7 +90,7 @@ def encode(artifact: KvArtifact) -> bytes:
     """
     shape = artifact.shape
     dtype = artifact.header.fingerprint.dtype
-    expected = int(np.prod(shape)) * DTYPE_NBYTES[dtype]
+    expected = math.prod(shape) * DTYPE_NBYTES[dtype]
     for name, tensor in (("k", artifact.k), ("v", artifact.v)):
         if len(tensor) != expected:
             raise ValueError(f"{name} has {len(tensor)} bytes; {shape} of {dtype} needs {expected}")
@@ -106,26 +110,64 @@ def encode(artifact: KvArtifact) -> bytes:
     return bytes(safetensors.serialize(tensors, metadata))
 
 
+def header_end(start: Buffer) -> int:
+    """Where a file's header ends and its tensors begin, from the first 8 bytes at least.
+
+    Raises:
+        ArtifactMiss: `TRUNCATED`, or `FORMAT` for a length that no artifact has.
+    """
+    if len(start) < 8:
+        raise ArtifactMiss(MissReason.TRUNCATED, f"{len(start)} bytes are no safetensors file")
+    nbytes = int.from_bytes(bytes(start[:8]), "little")
+    if nbytes > MAX_HEADER_NBYTES:
+        raise ArtifactMiss(MissReason.FORMAT, f"the header says {nbytes} bytes; at most {MAX_HEADER_NBYTES} are read")
+    return 8 + nbytes
+
+
+def read_header(start: Buffer) -> ArtifactHeader:
+    """The header, from the first `header_end(start)` bytes of a file; what follows is not looked at.
+
+    Raises:
+        ArtifactMiss: `TRUNCATED` or `FORMAT`.
+    """
+    header, _, _ = _split(memoryview(start).cast("B"))
+    return header
+
+
 def decode(data: Buffer) -> KvArtifact:
     """Read a file; its tensors are views into `data`. Checks form, not identity: see `check`.
+
+    Exactly the three tensors, of the dtype and shape that the fingerprint says, one after the other without gap or
+    overlap, from the header's end to the file's end: nothing else can be hidden in the file or read outside of it.
 
     Raises:
         ArtifactMiss: `TRUNCATED` or `FORMAT`.
     """
     view = memoryview(data).cast("B")
     header, tensors, start = _split(view)
-    shape = (
-        header.fingerprint.n_layers,
-        header.fingerprint.n_kv_heads,
-        _n_tokens(tensors),
-        header.fingerprint.head_dim,
-    )
-    dtype = header.fingerprint.dtype
-    if dtype not in _SAFETENSORS_NAME:
-        raise ArtifactMiss(MissReason.FORMAT, f"dtype {dtype!r} is not one of {sorted(_SAFETENSORS_NAME)}")
-    k = _tensor(view, start, tensors, "k", _SAFETENSORS_NAME[dtype], list(shape))
-    v = _tensor(view, start, tensors, "v", _SAFETENSORS_NAME[dtype], list(shape))
-    ids = _tensor(view, start, tensors, "token_ids", "I32", [shape[2]])
+    fingerprint = header.fingerprint
+    if fingerprint.dtype not in _SAFETENSORS_NAME:
+        raise ArtifactMiss(MissReason.FORMAT, f"dtype {fingerprint.dtype!r} is not one of {sorted(_SAFETENSORS_NAME)}")
+    n_tokens = _n_tokens(tensors)
+    shape = [fingerprint.n_layers, fingerprint.n_kv_heads, n_tokens, fingerprint.head_dim]
+    dtype, itemsize = _SAFETENSORS_NAME[fingerprint.dtype], DTYPE_NBYTES[fingerprint.dtype]
+    ranges = {
+        "k": _range(tensors, "k", dtype, shape, itemsize),
+        "v": _range(tensors, "v", dtype, shape, itemsize),
+        "token_ids": _range(tensors, "token_ids", "I32", [n_tokens], 4),
+    }
+    if len(tensors) != len(ranges):
+        raise ArtifactMiss(MissReason.FORMAT, f"tensors {sorted(tensors)[:8]}; expected k, token_ids, v and no other")
+    end = 0
+    for begin, stop in sorted(ranges.values()):
+        if begin != end:
+            raise ArtifactMiss(MissReason.FORMAT, f"a tensor begins at byte {begin}, the one before ends at {end}")
+        end = stop
+    if start + end > len(view):
+        raise ArtifactMiss(MissReason.TRUNCATED, f"the tensors end at byte {start + end}, the file at {len(view)}")
+    if start + end < len(view):
+        raise ArtifactMiss(MissReason.FORMAT, f"{len(view) - start - end} bytes follow the tensors")
+    k, v, ids = (view[start + begin : start + stop] for begin, stop in ranges.values())
     return KvArtifact(header, k, v, np.frombuffer(ids, dtype="<i4"))
 
 
@@ -138,7 +180,7 @@ def check(artifact: KvArtifact, *, generation: str, fingerprint: str, token_sha2
         token_sha256: token digest of the chunk that is to be served.
 
     Raises:
-        ArtifactMiss: `FINGERPRINT`, `TOKEN_IDS` or `CHECKSUM`.
+        ArtifactMiss: `FINGERPRINT`, `TOKEN_IDS`, `CHECKSUM`, or `FORMAT` for rows that are not finite.
     """
     header = artifact.header
     if header.generation != generation or header.fingerprint.digest != fingerprint:
@@ -147,49 +189,74 @@ def check(artifact: KvArtifact, *, generation: str, fingerprint: str, token_sha2
         raise ArtifactMiss(MissReason.TOKEN_IDS, f"holds other token ids than chunk {token_sha256[:16]}")
     if payload_sha256(artifact.k, artifact.v, artifact.token_ids) != header.payload_sha256:
         raise ArtifactMiss(MissReason.CHECKSUM, "the payload does not have the SHA-256 that the header says")
+    if not is_finite(artifact):
+        raise ArtifactMiss(MissReason.FORMAT, "k or v holds NaN or infinity")
+
+
+def is_finite(artifact: KvArtifact) -> bool:
+    """Whether no number of `k` and `v` is NaN or infinite (an exponent of all ones, in each of the three dtypes)."""
+    unsigned, mask = _EXPONENT[artifact.header.fingerprint.dtype]
+    for tensor in (artifact.k, artifact.v):
+        bits = np.frombuffer(tensor, unsigned)
+        for begin in range(0, len(bits), _FINITE_BLOCK):
+            if ((bits[begin : begin + _FINITE_BLOCK] & unsigned(mask)) == mask).any():
+                return False
+    return True
 
 
 def _split(view: memoryview) -> tuple[ArtifactHeader, dict[str, Any], int]:
-    if len(view) < 8:
-        raise ArtifactMiss(MissReason.TRUNCATED, f"{len(view)} bytes are no safetensors file")
-    start = 8 + int.from_bytes(view[:8], "little")
+    start = header_end(view)
     if start > len(view):
         raise ArtifactMiss(MissReason.TRUNCATED, f"the header ends at byte {start}, the file at {len(view)}")
+    if start % 8:
+        raise ArtifactMiss(MissReason.FORMAT, f"the header ends at byte {start}; a multiple of 8 keeps tensors aligned")
     try:
-        tensors = json.loads(bytes(view[8:start]))
+        tensors = json.loads(
+            str(view[8:start], "utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+        )
         metadata = dict(tensors.pop("__metadata__"))
         for name in ("format_version", "version", "ordinal", "fingerprint"):
-            metadata[name] = json.loads(metadata[name])
+            metadata[name] = json.loads(metadata[name], object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
         if metadata["format_version"] != FORMAT_VERSION:
             raise ArtifactMiss(
                 MissReason.FORMAT, f"format version {metadata['format_version']}; this release reads {FORMAT_VERSION}"
             )
-        return ArtifactHeader.model_validate(metadata), tensors, start
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ValidationError) as error:
-        raise ArtifactMiss(MissReason.FORMAT, f"unreadable header: {error}") from error
+        return ArtifactHeader.model_validate(metadata, strict=True), tensors, start
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ArtifactMiss(MissReason.FORMAT, f"unreadable header: {type(error).__name__}: {reason}") from error
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # of two equal keys every parser takes the one it likes
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        raise ValueError("a key stands twice in one JSON object")
+    return unique
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _n_tokens(tensors: dict[str, Any]) -> int:
-    try:
-        (n_tokens,) = tensors["token_ids"]["shape"]
-        return int(n_tokens)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactMiss(MissReason.FORMAT, "no tensor token_ids [T]") from error
+    entry = tensors.get("token_ids")
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or shape[0] < 0:
+        raise ArtifactMiss(MissReason.FORMAT, "no tensor token_ids [T]")
+    return shape[0]
 
 
-def _tensor(
-    view: memoryview, start: int, tensors: dict[str, Any], name: str, dtype: str, shape: list[int]
-) -> memoryview:
+def _range(tensors: dict[str, Any], name: str, dtype: str, shape: list[int], itemsize: int) -> tuple[int, int]:
     entry = tensors.get(name)
-    if not isinstance(entry, dict) or entry.get("dtype") != dtype or entry.get("shape") != shape:
-        raise ArtifactMiss(MissReason.FORMAT, f"tensor {name} is {entry}; expected {dtype} {shape}")
-    try:
-        begin, end = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactMiss(MissReason.FORMAT, f"tensor {name} has no data_offsets") from error
-    nbytes = int(np.prod(shape)) * (4 if dtype in ("F32", "I32") else 2)
-    if begin < 0 or end - begin != nbytes:
-        raise ArtifactMiss(MissReason.FORMAT, f"tensor {name} has {end - begin} bytes; expected {nbytes}")
-    if start + end > len(view):
-        raise ArtifactMiss(MissReason.TRUNCATED, f"tensor {name} ends at byte {start + end}, the file at {len(view)}")
-    return view[start + begin : start + end]
+    found = {field: entry.get(field) for field in ("dtype", "shape")} if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or found != {"dtype": dtype, "shape": shape}:
+        raise ArtifactMiss(MissReason.FORMAT, f"tensor {name} is {str(found)[:200]}; expected {dtype} {shape}")
+    offsets = entry.get("data_offsets")
+    if not isinstance(offsets, list) or len(offsets) != 2 or any(type(offset) is not int for offset in offsets):
+        raise ArtifactMiss(MissReason.FORMAT, f"tensor {name} has no data_offsets [begin, end]")
+    begin, end = offsets
+    nbytes = math.prod(shape) * itemsize
+    if begin < 0 or begin % itemsize or end - begin != nbytes:
+        raise ArtifactMiss(MissReason.FORMAT, f"tensor {name} lies at [{begin}, {end}); expected {nbytes} bytes")
+    return begin, end

@@ -1,0 +1,180 @@
+"""What a chunk and a head look like as Qdrant points, and the filters that select them.
+
+Qdrant compares ranges as float64, which has 53 bits; a version has 63, and packed versions (timestamp and offset)
+differ in the last ones. So a head also carries its version as two halves, the upper 32 and the lower 31 bits, and order
+is decided on those. Equality is exact on integers, so the filters for one version use the whole number.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+from qdrant_client import models
+
+from schemas.chunk import Chunk, IndexedChunk
+from schemas.errors import VectorIndexError
+from schemas.head import Head
+from schemas.ids import DocumentKey, head_id, token_bytes
+
+CHUNK_INDEXES: dict[str, models.PayloadSchemaType] = {
+    "tenant": models.PayloadSchemaType.KEYWORD,
+    "document": models.PayloadSchemaType.KEYWORD,
+    "version": models.PayloadSchemaType.INTEGER,
+    "kv_ready": models.PayloadSchemaType.BOOL,
+}
+HEAD_INDEXES: dict[str, models.PayloadSchemaType] = {
+    "tenant": models.PayloadSchemaType.KEYWORD,
+    "version_high": models.PayloadSchemaType.INTEGER,
+    "version_low": models.PayloadSchemaType.INTEGER,
+}
+_LOW_BITS = 31
+_HEAD_ONLY = ("version_high", "version_low")
+
+
+def chunk_point(indexed: IndexedChunk) -> models.PointStruct:
+    """The point of a chunk; its vectors must be there (`check_vectors`)."""
+    chunk = indexed.chunk
+    assert indexed.vectors is not None
+    payload = {
+        "tenant": chunk.document.tenant,
+        "doc_id": chunk.document.doc_id,
+        "document": chunk.document.digest,
+        "version": chunk.version,
+        "ordinal": chunk.ordinal,
+        "text": chunk.text,
+        "char_start": chunk.char_start,
+        "char_end": chunk.char_end,
+        "token_ids": base64.b64encode(token_bytes(chunk.token_ids)).decode("ascii"),
+        "kv_key": indexed.kv_key,
+        "kv_ready": indexed.kv_ready,
+        "title": indexed.title,
+        "uri": indexed.uri,
+        "metadata": indexed.metadata,
+    }
+    return models.PointStruct(id=str(chunk.id), vector=indexed.vectors.tolist(), payload=payload)
+
+
+def read_chunk(record: models.Record | models.ScoredPoint) -> IndexedChunk:
+    """The chunk of a point.
+
+    Raises:
+        VectorIndexError: the payload is not one that `chunk_point` writes, or stands under another chunk's id.
+    """
+    payload = record.payload or {}
+    try:
+        chunk = Chunk(
+            document=DocumentKey(payload["tenant"], payload["doc_id"]),
+            version=int(payload["version"]),
+            ordinal=int(payload["ordinal"]),
+            text=payload["text"],
+            char_start=int(payload["char_start"]),
+            char_end=int(payload["char_end"]),
+            token_ids=tuple(np.frombuffer(base64.b64decode(payload["token_ids"], validate=True), "<i4").tolist()),
+        )
+        indexed = IndexedChunk(
+            chunk=chunk,
+            kv_key=payload["kv_key"],
+            vectors=_read_vectors(record.vector),
+            kv_ready=bool(payload["kv_ready"]),
+            title=payload.get("title"),
+            uri=payload.get("uri"),
+            metadata=payload.get("metadata") or {},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise VectorIndexError(f"point {record.id} is no chunk of ours: {error!r}; delete it") from error
+    if str(chunk.id) != str(record.id):
+        raise VectorIndexError(f"point {record.id} holds chunk {chunk.id}; delete it and ingest the document again")
+    return indexed
+
+
+def check_vectors(indexed: IndexedChunk, dim: int) -> None:
+    """Refuse vectors that would be stored wrongly; raises `ValueError`."""
+    vectors = indexed.vectors
+    if vectors is None or vectors.ndim != 2 or vectors.shape[0] == 0 or vectors.shape[1] != dim:
+        shape = None if vectors is None else vectors.shape
+        raise ValueError(f"chunk {indexed.chunk.id}: vectors must be [n_windows >= 1, {dim}] (got {shape})")
+    if not np.isfinite(vectors).all():
+        raise ValueError(f"chunk {indexed.chunk.id}: vectors must be finite (got NaN or infinity)")
+
+
+def point_nbytes(indexed: IndexedChunk) -> int:
+    """About how long the point is as JSON, for keeping requests under the server's 32 MB."""
+    chunk, vectors = indexed.chunk, indexed.vectors
+    numbers = 0 if vectors is None else vectors.size
+    metadata = len(json.dumps(indexed.metadata, default=str)) if indexed.metadata else 0
+    return 24 * numbers + 6 * len(chunk.token_ids) + 3 * len(chunk.text) + metadata + 1000
+
+
+def head_point(head: Head) -> models.PointStruct:
+    """The payload-only point of a head."""
+    high, low = _halves(head.version)
+    payload = {**head.model_dump(mode="json"), "version_high": high, "version_low": low}
+    return models.PointStruct(id=str(head_id(head.document)), vector={}, payload=payload)
+
+
+def read_head(record: models.Record) -> Head:
+    """The head of a point.
+
+    Raises:
+        VectorIndexError: the payload is not a head, or stands under another document's id.
+    """
+    payload = {name: value for name, value in (record.payload or {}).items() if name not in _HEAD_ONLY}
+    try:
+        head = Head.model_validate(payload)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise VectorIndexError(
+            f"point {record.id} is no head: {'.'.join(map(str, fault['loc']))}: {fault['msg']}; delete it"
+        ) from error
+    if str(head_id(head.document)) != str(record.id):
+        raise VectorIndexError(f"point {record.id} holds the head of {head.document}; delete it")
+    return head
+
+
+def of_document(document: DocumentKey, version: int | None = None) -> models.Filter:
+    """All points of a document, or of one version of it."""
+    conditions: list[models.Condition] = [_equals("document", document.digest)]
+    if version is not None:
+        conditions.append(_equals("version", version))
+    return models.Filter(must=conditions)
+
+
+def of_tenant(tenant: str, exclude: Sequence[uuid.UUID] = ()) -> models.Filter:
+    """All points of a tenant but the ones in `exclude`."""
+    without: list[models.Condition] = [models.HasIdCondition(has_id=[str(point) for point in exclude])]
+    return models.Filter(must=[_equals("tenant", tenant)], must_not=without if exclude else None)
+
+
+def older_than(version: int) -> models.Filter:
+    """Heads with a lower version. A point without a version does not match and so is never overwritten."""
+    high, low = _halves(version)
+    same_high: list[models.Condition] = [
+        _equals("version_high", high),
+        models.FieldCondition(key="version_low", range=models.Range(lt=low)),
+    ]
+    lower: list[models.Condition] = [
+        models.FieldCondition(key="version_high", range=models.Range(lt=high)),
+        models.Filter(must=same_high),
+    ]
+    return models.Filter(should=lower)
+
+
+def _equals(field: str, value: str | int) -> models.FieldCondition:
+    return models.FieldCondition(key=field, match=models.MatchValue(value=value))
+
+
+def _halves(version: int) -> tuple[int, int]:
+    return version >> _LOW_BITS, version & ((1 << _LOW_BITS) - 1)
+
+
+def _read_vectors(vector: Any) -> npt.NDArray[np.float32] | None:
+    if vector is None or (isinstance(vector, Mapping) and not vector):
+        return None
+    return np.atleast_2d(np.asarray(vector, dtype=np.float32))
