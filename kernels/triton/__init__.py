@@ -1,1 +1,1 @@
-"""TODO"""
+"""Triton implementations: the only place where triton is imported."""
