@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,5 @@ def _value(key: str, text: str) -> Any:
 
 def settings_lines(settings: Settings) -> str:
     """The merged settings without secrets, one line for each section: what is printed at start."""
-    lines = []
-    for name, value in settings.redacted().items():
-        shown = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
-        lines.append(f"  {name}: {shown.removesuffix(chr(10)).removesuffix('...').strip()}")
+    lines = [f"  {name}: {json.dumps(value, ensure_ascii=False)}" for name, value in settings.redacted().items()]
     return "\n".join(["settings", *lines])

@@ -69,25 +69,30 @@ class Publisher:
             kept = tuple(headers)
             return _answer(self._send(topic, key, value, kept), key, value, kept)
 
-    def publish_many(self, topic: str, items: Iterable[Item], progress: Callable[[int], None] | None = None) -> None:
-        """Write records in order and wait for all of them; `progress` is told how many the broker has so far."""
-        waiting: deque[tuple[Any, int]] = deque()
-        nbytes = acknowledged = 0
+    def publish_each(self, topic: str, items: Iterable[Item]) -> Iterator[Message]:
+        """Write records in order, many on their way at once; yields the broker's answers, in the same order.
+
+        Values and keys are kept in the answers for as long as the caller keeps those.
+        """
+        waiting: deque[tuple[Any, bytes | None, bytes | None, Headers]] = deque()
+        nbytes = 0
         with self._errors(topic):
             for key, value, headers in items:
-                size = len(key or b"") + len(value or b"")
-                waiting.append((self._send(topic, key, value, tuple(headers)), size))
-                nbytes += size
+                kept = tuple(headers)
+                waiting.append((self._send(topic, key, value, kept), key, value, kept))
+                nbytes += len(key or b"") + len(value or b"")
                 while len(waiting) > MAX_IN_FLIGHT or (nbytes > MAX_IN_FLIGHT_BYTES and waiting):
-                    nbytes -= _wait(waiting)
-                    acknowledged += 1
-                    if progress:
-                        progress(acknowledged)
+                    message = _answer(*waiting.popleft())
+                    nbytes -= len(message.key or b"") + len(message.value or b"")
+                    yield message
             while waiting:
-                _wait(waiting)
-                acknowledged += 1
-                if progress:
-                    progress(acknowledged)
+                yield _answer(*waiting.popleft())
+
+    def publish_many(self, topic: str, items: Iterable[Item], progress: Callable[[int], None] | None = None) -> None:
+        """Write records in order and wait for all of them; `progress` is told how many the broker has so far."""
+        for acknowledged, _ in enumerate(self.publish_each(topic, items), 1):
+            if progress:
+                progress(acknowledged)
 
     def dead_letter(
         self, kafka: KafkaSettings, message: Message, error: BaseException, stage: str, attempts: int
@@ -172,9 +177,3 @@ class Publisher:
 def _answer(future: Any, key: bytes | None, value: bytes | None, headers: Headers) -> Message:
     record = future.get(timeout=DELIVERY_TIMEOUT_S + 5)
     return Message(record.topic, record.partition, record.offset, record.timestamp, key, value, headers)
-
-
-def _wait(waiting: deque[tuple[Any, int]]) -> int:
-    future, size = waiting.popleft()
-    future.get(timeout=DELIVERY_TIMEOUT_S + 5)
-    return size

@@ -1,0 +1,23 @@
+"""`kvquilt serve`: the HTTP service alone."""
+
+from __future__ import annotations
+
+from cli.context import Context
+from cli.flags import settings_lines
+from cli.logs import set_up_logging
+from cli.start import say_identity
+from serve import build_parts, run
+from serve.parts import Parts
+
+
+def serve(context: Context) -> None:
+    """Serve until SIGTERM or Ctrl-C; open answers are finished first."""
+    set_up_logging(context.quiet)
+    context.say(settings_lines(context.settings))
+
+    def parts() -> Parts:
+        built = build_parts(context.settings)
+        say_identity(context, built.generation)
+        return built
+
+    run(context.settings, parts, on_listening=lambda url: context.say(f"listening on {url}"))

@@ -1,0 +1,111 @@
+"""Files and JSON lines become change events; one that cannot is named and hides no other."""
+
+import json
+
+import pytest
+
+from cli.documents import files_in, read_documents
+from schemas.errors import InputError
+from schemas.events import MAX_CONTENT_BYTES, parse_event
+
+
+def read(file, root, **options):
+    return list(read_documents(file, root=root, **options))
+
+
+def event_of(outgoing):
+    return parse_event(outgoing.key, outgoing.value, timestamp_ms=1, offset=0, headers=outgoing.headers)
+
+
+def test_a_markdown_file_is_named_by_its_path_and_titled_by_its_heading(tmp_path):
+    file = tmp_path / "hr" / "leave.md"
+    file.parent.mkdir()
+    file.write_text("\n# Annual leave\n\nEverybody has 30 days.\n")
+    (outgoing,) = read(file, tmp_path, tenant="acme", version=4)
+    event = event_of(outgoing)
+    assert (event.doc_id, event.tenant, event.version) == ("hr/leave.md", "acme", 4)
+    assert (event.content_type.value, event.title) == ("markdown", "Annual leave")
+
+
+def test_a_folder_and_a_file_in_it_give_the_same_id(tmp_path):
+    """Bug: publishing one changed file of a folder made a second document instead of a new version."""
+    file = tmp_path / "handbook" / "leave.md"
+    file.parent.mkdir()
+    file.write_text("text")
+    (inside,) = files_in([tmp_path / "handbook"])
+    assert read(inside, tmp_path)[0].doc_id == read(file, tmp_path)[0].doc_id == "handbook/leave.md"
+
+
+def test_a_plain_text_is_titled_by_its_name(tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("# no heading here, this is text")
+    assert event_of(read(file, tmp_path)[0]).title == "notes"
+
+
+def test_a_file_outside_the_root_is_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "b.md"
+    file.write_text("text")
+    (refused,) = read(file, tmp_path / "a")
+    assert "lies outside" in str(refused)
+    assert "--root" in str(refused)
+
+
+def test_lines_of_json_are_events_and_a_bad_line_is_named(tmp_path):
+    file = tmp_path / "events.jsonl"
+    lines = [
+        json.dumps({"doc_id": "one", "content": "first"}),
+        "{nonsense",
+        json.dumps({"content": "whose?"}),
+        json.dumps({"doc_id": "two", "content": ""}),
+        "",
+        json.dumps({"doc_id": "one", "content": None, "version": 9}),
+        json.dumps({"doc_id": "three", "content": "third", "tenant": "acme"}),
+    ]
+    file.write_text("\n".join(lines))
+    outcomes = read(file, tmp_path)
+    sent = [event_of(outcome) for outcome in outcomes if not isinstance(outcome, InputError)]
+    assert [(event.doc_id, event.deletes, event.tenant) for event in sent] == [
+        ("one", False, "default"),
+        ("one", True, "default"),
+        ("three", False, "acme"),
+    ]
+    refused = [str(outcome) for outcome in outcomes if isinstance(outcome, InputError)]
+    assert [
+        "events.jsonl:2: not JSON" in refused[0],
+        'events.jsonl:3: expected an object with "doc_id"' in refused[1],
+    ] == [
+        True,
+        True,
+    ]
+    assert "events.jsonl:4: content: " in refused[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "the document is empty"),
+        (b"caf\xe9", "is not UTF-8: unexpected end of data at byte 3"),
+        (b"x" * (MAX_CONTENT_BYTES + 1), "at most 8,388,608 are accepted"),
+    ],
+)
+def test_a_file_that_would_be_a_dead_letter_is_refused_here(tmp_path, content, said):
+    file = tmp_path / "bad.md"
+    file.write_bytes(content)
+    (refused,) = read(file, tmp_path)
+    assert isinstance(refused, InputError)
+    assert said in str(refused)
+    assert "bad.md" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: folder / "absent.md", "does not exist"),
+        (lambda folder: folder, "holds no file that ends in .md"),
+        (lambda folder: (folder / "scan.pdf", (folder / "scan.pdf").touch())[0], "ends in .pdf; publish reads .md"),
+    ],
+)
+def test_a_path_that_cannot_be_published_is_refused_before_anything_is_sent(tmp_path, make, said):
+    with pytest.raises(InputError, match=said):
+        files_in([make(tmp_path)])
