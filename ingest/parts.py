@@ -1,0 +1,95 @@
+"""What the steps work with. Made once per process from the settings, through the doors of stores/ and engine/.
+
+A step never makes a client. It gets its parts from a `Connect`, which travels in the pickled graph and is called in
+`DoFn.setup`: `ConnectIndex` and `ConnectPrefill` for real, a `handles.Handle` to anything else in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ingest.chunking import Chunker
+from ingest.retry import store_retry
+from schemas.fingerprint import Fingerprint, Generation
+from schemas.ids import artifact_key
+from schemas.settings import Settings
+from stores.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from engine import KvRows
+    from stores.kv_store import KvStore
+    from stores.topics import Publisher
+    from stores.vectors import VectorIndex
+
+T = TypeVar("T")
+P_co = TypeVar("P_co", covariant=True)
+
+
+class TextEncoder(Protocol):
+    """The embedder, as far as ingest uses it."""
+
+    def embed(self, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
+        """One `[n_windows, dim]` array per text."""
+        ...
+
+
+class ChunkPrefiller(Protocol):
+    """The LLM, as far as ingest uses it."""
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What its KV rows are."""
+        ...
+
+    def prefill_chunks(self, prefix_ids: Sequence[int], chunks: Sequence[Sequence[int]]) -> list[KvRows]:
+        """KV rows of each chunk, computed behind the prefix."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stores:
+    """What both pipelines use."""
+
+    settings: Settings
+    generation: Generation
+    index: VectorIndex
+    kv: KvStore
+    publisher: Publisher
+    clock: Clock = field(default_factory=SystemClock)
+
+    def retry(self, action: Callable[[], T], what: str) -> T:
+        """`retry.store_retry` with this process's settings."""
+        return store_retry(action, what, self.settings.ingest, self.clock)
+
+    def kv_key(self, token_ids: Sequence[int]) -> str:
+        """The name of a chunk's artifact in this generation."""
+        return artifact_key(self.generation.fingerprint.digest, self.generation.prefix_sha256, token_ids)
+
+
+@dataclass(frozen=True)
+class IndexParts(Stores):
+    """What INDEX needs: no LLM weights."""
+
+    chunker: Chunker = field(kw_only=True)
+    embedder: TextEncoder = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class PrefillParts(Stores):
+    """What PREFILL needs: no embedder."""
+
+    model: ChunkPrefiller = field(kw_only=True)
+    prefix_ids: tuple[int, ...] = field(kw_only=True)
+
+
+class Connect(Protocol[P_co]):
+    """Gives the parts of this process; picklable."""
+
+    def __call__(self) -> P_co:
+        """The parts, the same ones for every step of a process."""
+        ...

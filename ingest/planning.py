@@ -1,0 +1,105 @@
+"""Step 1 of INDEX: what is to be done for each event, by its document's head; the diff with the live version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ingest.parts import IndexParts
+from ingest.work import Batch, IndexWork, Outcome
+from schemas.chunk import Chunk, IndexedChunk
+from schemas.errors import EventError
+from schemas.events import parse_event
+from schemas.head import Head
+from stores.topics import Message
+
+
+def parse(message: Message) -> IndexWork:
+    """Read a message; one that is no change event comes out dead."""
+    work = IndexWork(message)
+    try:
+        event = parse_event(
+            message.key,
+            message.value,
+            timestamp_ms=message.timestamp_ms,
+            offset=message.offset,
+            headers=message.headers,
+        )
+    except EventError as error:
+        return work.dead(error)
+    return replace(work, event=event)
+
+
+def plan(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
+    """Judge each event by its head, cut what is new, and take over what is unchanged. At most one event a document."""
+    documents = [work.change.document for work in batch if work.active]
+    heads = parts.retry(lambda: parts.index.heads(documents), "reading heads") if documents else {}
+    planned = []
+    for work in batch:
+        if not work.active:
+            planned.append(work)
+            continue
+        work = replace(work, head=heads.get(work.change.document))
+        try:
+            planned.append(_plan_one(parts, work))
+        except EventError as error:
+            planned.append(work.dead(error))
+    return tuple(planned)
+
+
+def refused_conflict(work: IndexWork, head: Head) -> IndexWork:
+    """The event has the head's version and other content: no order between the two, so the first one stays."""
+    message = (
+        f"{work.change.document} version {head.version} was ingested before with other content; "
+        "a version names one content, so send the change with a higher version"
+    )
+    return work.dead(EventError(message, stage="plan"))
+
+
+def _plan_one(parts: IndexParts, work: IndexWork) -> IndexWork:
+    event, head = work.change, work.head
+    if head is not None and head.version > event.version:
+        return replace(work, outcome=Outcome.SUPERSEDED)
+    repeated = head is not None and head.version == event.version
+    if head is not None and repeated:
+        if head.content_digest != event.content_digest:
+            return refused_conflict(work, head)
+        work = replace(work, outcome=Outcome.REPEATED)
+        if parts.retry(lambda: parts.index.count(event.document, head.version), "counting points") == head.n_chunks:
+            return work  # only what comes after the flip may be unfinished
+    chunks = parts.chunker.chunks(event)
+    live: Sequence[IndexedChunk] = ()
+    if chunks and head is not None and head.live:
+        live = parts.retry(
+            lambda: parts.index.chunks(event.document, head.version, vectors=True), "reading the live version's chunks"
+        )
+    return replace(work, points=diff(parts, work, chunks, live))
+
+
+def diff(
+    parts: IndexParts, work: IndexWork, chunks: Sequence[Chunk], live: Sequence[IndexedChunk]
+) -> tuple[IndexedChunk, ...]:
+    """The points of a new version.
+
+    A chunk whose token ids the live version has takes over its vector, and its `kv_ready` where the artifact is the
+    same; a chunk that is new has `vectors` None.
+    """
+    event = work.change
+    known = {indexed.chunk.token_digest: indexed for indexed in live}
+    points = []
+    for chunk in chunks:
+        old, kv_key = known.get(chunk.token_digest), parts.kv_key(chunk.token_ids)
+        # Equal token ids can stand for unequal text where the tokenizer normalises; the vector is of the text.
+        vectors = old.vectors if old is not None and old.chunk.text == chunk.text else None
+        points.append(
+            IndexedChunk(
+                chunk=chunk,
+                kv_key=kv_key,
+                vectors=vectors,
+                kv_ready=old is not None and old.kv_ready and old.kv_key == kv_key,
+                title=event.title,
+                uri=event.uri,
+                metadata=event.metadata,
+            )
+        )
+    return tuple(points)

@@ -1,0 +1,145 @@
+"""Steps 3 to 5 of INDEX and what PREFILL shares with it: every effect of the pipelines on the outside.
+
+All of them are idempotent: a crash anywhere is repaired by reading the message again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingest import telemetry
+from ingest.parts import IndexParts, Stores
+from ingest.planning import refused_conflict
+from ingest.work import Batch, IndexWork, Outcome, W
+from schemas.errors import EventError, InputError
+from schemas.head import CommitRecord, DocumentState, Head
+from schemas.ids import DocumentKey, canonical_bytes
+
+
+def upsert_points(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
+    """Write all points of the new versions. Nobody sees them yet: the heads name other versions."""
+    points = [point for work in batch if work.active for point in work.points]
+    if points:
+        parts.retry(lambda: parts.index.upsert(points), "upserting points")
+    return batch
+
+
+def flip_heads(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
+    """Commit: compare-and-set on version. From here on the text is servable, and the old version is not."""
+    return tuple(_flip_one(parts, work) if work.outcome is Outcome.PENDING else work for work in batch)
+
+
+def _flip_one(parts: IndexParts, work: IndexWork) -> IndexWork:
+    event = work.change
+    head = Head(
+        tenant=event.tenant,
+        doc_id=event.doc_id,
+        version=event.version,
+        state=DocumentState.DELETED if event.deletes else DocumentState.LIVE,
+        generation=parts.generation.name,
+        content_digest=event.content_digest,
+        n_chunks=len(work.points),
+        event_ms=event.event_ms,
+        committed_ms=parts.clock.now_ms(),
+        title=event.title,
+        uri=event.uri,
+        metadata=event.metadata,
+    )
+    stored = parts.retry(lambda: parts.index.flip(head), "flipping the head")
+    work = replace(work, head=stored)
+    if stored.version > event.version:  # another writer overtook us: our points are stale, and retired below
+        return replace(work, outcome=Outcome.COMMITTED)
+    if stored.content_digest != event.content_digest:
+        return refused_conflict(work, stored)
+    telemetry.freshness("text", event.event_ms, parts.clock.now_ms())
+    return replace(work, outcome=Outcome.COMMITTED)
+
+
+def retire_older(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
+    """Delete what the versions that are live now do not name."""
+    for work in batch:
+        if work.active:
+            retire(parts, work.change.document)
+    return batch
+
+
+def retire(parts: Stores, document: DocumentKey) -> None:
+    """Delete what the live version does not name: points of older versions, and objects in the document's folder.
+
+    For a tombstone that is all of both.
+
+    The order makes it safe against a newer version that is indexed and prefilled at the same time: the folder is
+    LISTED FIRST and the head and its points are read AFTER. An object on the list was put before the list was made,
+    so after a flip to a version that names it; the head that we read later is of that version or of a newer one, so
+    we see the name, or the object is stale indeed. The other way round (head first, then the list) an object that a
+    newer version put in between would be on the list, unnamed, and be deleted.
+    """
+    listed = parts.retry(lambda: parts.kv.keys(document), "listing KV artifacts")
+    head, named = _live_names(parts, document)
+    if head is None:
+        return
+    below = head.version if head.live else head.version + 1
+    stale = parts.retry(lambda: parts.index.stale_chunk_ids(document, below), "looking for older points")
+    if stale:
+        parts.retry(lambda: parts.index.delete(stale), "deleting older points")
+        telemetry.RETIRED.labels("points").inc(len(stale))
+    unnamed = [] if named is None else [key for key in listed if key not in named]
+    if unnamed:
+        parts.retry(lambda: parts.kv.delete(document, unnamed), "deleting older KV artifacts")
+        telemetry.RETIRED.labels("artifacts").inc(len(unnamed))
+
+
+def _live_names(parts: Stores, document: DocumentKey) -> tuple[Head | None, set[str] | None]:
+    """The head, and the artifact keys that its version names; None for the names where points of it were lost."""
+    head = _read_head(parts, document)
+    while head is not None and head.live:
+        version = head.version
+        points = parts.retry(lambda: parts.index.chunks(document, version), "reading the live version's chunks")  # noqa: B023
+        if len(points) == head.n_chunks:
+            return head, {point.kv_key for point in points}
+        # Fewer than the head says: it moved between the two reads, and the points went with the old version.
+        head = _read_head(parts, document)
+        if head is not None and head.version == version:
+            return head, None
+    return head, set()
+
+
+def _read_head(parts: Stores, document: DocumentKey) -> Head | None:
+    return parts.retry(lambda: parts.index.heads([document]), "reading a head").get(document)
+
+
+def publish_commits(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
+    """Announce the heads that this batch moved or found moved; also again, since the record may not have got out."""
+    records = [CommitRecord.of(work.head) for work in batch if work.active and work.head is not None]
+    if records:
+        topic = parts.settings.kafka.commits_topic
+        items = [(canonical_bytes([record.tenant, record.doc_id]), record.to_bytes(), ()) for record in records]
+        parts.retry(lambda: parts.publisher.publish_many(topic, items), "publishing commit records")
+    return batch
+
+
+def put_dead_aside(parts: Stores, batch: Batch[W]) -> Batch[W]:
+    """The last step: dead letters, and what became of each message is counted."""
+    for work in batch:
+        if work.error is not None:
+            _dead_letter(parts, work)
+    return batch
+
+
+def _dead_letter(parts: Stores, work: W) -> None:
+    error, kafka = work.error, parts.settings.kafka
+    assert error is not None
+    try:
+        parts.retry(
+            lambda: parts.publisher.dead_letter(kafka, work.message, error, error.stage, work.attempts),
+            "publishing a dead letter",
+        )
+    except InputError as too_large:  # the topic refuses it whole: keep the cause, say that the value is missing
+        nbytes = len(work.message.value or b"")
+        message = EventError(f"{error} (the value of {nbytes:,} bytes is left out: {too_large})", error.stage)
+        bare = replace(work.message, value=None)
+        parts.retry(
+            lambda: parts.publisher.dead_letter(kafka, bare, message, error.stage, work.attempts),
+            "publishing a dead letter",
+        )
+    telemetry.DEAD_LETTERS.labels(error.stage).inc()

@@ -1,0 +1,43 @@
+"""Every metric of the pipelines, in one place. They live in prometheus-client's default registry.
+
+Beam's own metrics are readable only after a run has ended, which a streaming run does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_STAGE_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300)
+_FRESHNESS_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+EVENTS = Counter("kvquilt_events", "Messages that a pipeline is done with", ["pipeline", "outcome"])
+DEAD_LETTERS = Counter("kvquilt_dlq", "Messages put aside in the dead-letter topic", ["stage"])
+STAGE_SECONDS = Histogram("kvquilt_ingest_stage_seconds", "Seconds per batch", ["stage"], buckets=_STAGE_BUCKETS_S)
+FRESHNESS_SECONDS = Histogram(
+    "kvquilt_freshness_seconds", "Change event to servable, for text and for KV", ["kind"], buckets=_FRESHNESS_BUCKETS_S
+)
+EMBEDDED_CHUNKS = Counter("kvquilt_embedded_chunks", "Chunks that were embedded")
+PREFILLED_CHUNKS = Counter("kvquilt_prefilled_chunks", "Chunks whose KV was computed")
+PREFILLED_TOKENS = Counter("kvquilt_prefilled_tokens", "Tokens of the chunks whose KV was computed")
+RETIRED = Counter("kvquilt_retired", "What retiring older versions removed", ["kind"])
+LAG = Gauge("kvquilt_consumer_lag", "Offsets between what a pipeline is done with and the end of its topic", ["topic"])
+LAST_BUNDLE = Gauge("kvquilt_last_bundle_timestamp_seconds", "When a pipeline last finished a bundle", ["pipeline"])
+
+
+@contextmanager
+def stage_seconds(stage: str) -> Iterator[None]:
+    """Measure a block as one batch of `stage`."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        STAGE_SECONDS.labels(stage).observe(time.perf_counter() - start)
+
+
+def freshness(kind: str, event_ms: int, now_ms: int) -> None:
+    """A change of `event_ms` is servable since `now_ms`, as `text` or as `kv`."""
+    FRESHNESS_SECONDS.labels(kind).observe(max(0.0, (now_ms - event_ms) / 1000))
