@@ -14,6 +14,6 @@ def say_identity(context: Context, generation: Generation) -> None:
         f"({generation.embedding_dim} numbers)"
     )
     context.say(
-        f"fingerprint {model.digest[:16]}: {model.model}, {model.dtype}, {model.n_layers} layers, {model.n_kv_heads} kv "
-        f"heads of {model.head_dim}, RoPE {model.rope_layout}"
+        f"fingerprint {model.digest[:16]}: {model.model}, {model.dtype}, {model.n_layers} layers, "
+        f"{model.n_kv_heads} kv heads of {model.head_dim}, RoPE {model.rope_layout}"
     )

