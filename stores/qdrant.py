@@ -8,7 +8,9 @@ and keeps the promise that a write that returned is on the disk.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import math
 import sqlite3
 import threading
@@ -45,6 +47,7 @@ def connect(settings: QdrantSettings, location: str) -> Connection:
     with _shared_lock:
         connection = _shared.get(place)
         if connection is None:
+            _close_at_exit()
             connection = _shared[place] = _open_local(place)
         connection.references += 1
         return connection
@@ -91,14 +94,16 @@ class Connection:
         """Give the handle back; the client is closed with the last one."""
         with _shared_lock:
             self.references -= 1
-            if self.references > 0:
-                return
-            if self.local:
-                _shared.pop(self.place, None)
-            with self._lock, _named_failures(self.place, "close", None):
-                self.client.close()
-            if self._folder_lock is not None:
-                self._folder_lock.close()
+            if self.references == 0:
+                self._close()
+
+    def _close(self) -> None:
+        if self.local:
+            _shared.pop(self.place, None)
+        with self._lock, _named_failures(self.place, "close", None):
+            self.client.close()
+        if self._folder_lock is not None:
+            self._folder_lock.close()
 
 
 class _BatchedCommits:
@@ -160,6 +165,19 @@ def _open_local(place: str) -> Connection:
     except VectorIndexError:
         folder_lock.close()
         raise
+
+
+@functools.cache
+def _close_at_exit() -> None:
+    # left to itself, the client closes when modules are gone already, and prints a traceback
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    with _shared_lock:
+        for connection in list(_shared.values()):
+            connection.references = 0
+            connection._close()
 
 
 def _lock_folder(folder: Path) -> Any:
