@@ -1,1 +1,62 @@
-"""TODO"""
+"""One causal LM with reusable KV: identity, tokenizer, prompt, chunk prefill, stitch, decode; and the text encoder.
+
+The door of the package. Names are loaded on first use: importing `engine` imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.embedder import Embedder, EmbedderIdentity, embedder_identity, load_embedder
+    from engine.identity import Identity, resolve_fingerprint, resolve_generation
+    from engine.plan import Plan, PlannedChunk, Segment, Source, plan_prompt
+    from engine.prompt import PromptTemplate
+    from engine.tokenizer import Tokenizer, load_tokenizer
+
+_HOME = {
+    "Embedder": "embedder",
+    "EmbedderIdentity": "embedder",
+    "Identity": "identity",
+    "Plan": "plan",
+    "PlannedChunk": "plan",
+    "PromptTemplate": "prompt",
+    "Segment": "plan",
+    "Source": "plan",
+    "Tokenizer": "tokenizer",
+    "embedder_identity": "embedder",
+    "load_embedder": "embedder",
+    "load_tokenizer": "tokenizer",
+    "plan_prompt": "plan",
+    "resolve_fingerprint": "identity",
+    "resolve_generation": "identity",
+}
+
+__all__ = [
+    "Embedder",
+    "EmbedderIdentity",
+    "Identity",
+    "Plan",
+    "PlannedChunk",
+    "PromptTemplate",
+    "Segment",
+    "Source",
+    "Tokenizer",
+    "embedder_identity",
+    "load_embedder",
+    "load_tokenizer",
+    "plan_prompt",
+    "resolve_fingerprint",
+    "resolve_generation",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"engine.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
