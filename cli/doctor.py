@@ -124,10 +124,8 @@ def _broker(settings: Settings, running: Running | None) -> Iterator[Check]:
         return f"{count} in {kafka.dead_letter_topic}"
 
     def behind() -> str:
-        from ingest import INDEX_GROUP, PREFILL_GROUP
-
-        index = lag(kafka, f"{kafka.group}.{INDEX_GROUP}", kafka.documents_topic)
-        prefill = lag(kafka, f"{kafka.group}.{PREFILL_GROUP}", kafka.commits_topic)
+        index = lag(kafka, f"{kafka.group}.index", kafka.documents_topic)
+        prefill = lag(kafka, f"{kafka.group}.prefill", kafka.commits_topic)
         return f"index {index} events behind, prefill {prefill} commit records"
 
     yield _checked("broker", topics)

@@ -1,0 +1,124 @@
+"""`kvquilt up`: broker, both pipelines and the HTTP service on one machine, over one model and one embedder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import TypeVar
+
+from cli.context import Context
+from cli.flags import settings_lines
+from cli.logs import set_up_logging
+from cli.running import DataFolder
+from cli.start import say_identity
+from cli.stop import stop_on_signals
+from ingest import run_index, run_prefill
+from schemas.errors import KvquiltError, TopicError, UnsupportedModelError
+from schemas.settings import Settings
+from serve import BackgroundServer, Parts, build_parts
+from stores import EmbeddedBroker, ensure_topics
+
+T = TypeVar("T")
+
+WATCH_S = 1.0  # how often it is looked whether the broker lives
+
+
+def up(context: Context) -> None:
+    """Run until SIGTERM or Ctrl-C, then drain: open answers first, the pipelines next, the broker last.
+
+    Raises:
+        InputError: the data folder is in use.
+        KvquiltError: a part could not start, or ended on its own.
+    """
+    set_up_logging(context.quiet)
+    folder = DataFolder(context.settings.data_dir)
+    with folder.hold(), stop_on_signals() as stop, ExitStack() as parts:
+        broker = _broker(context.settings, folder, parts)
+        settings = context.settings if broker is None else _with_bootstrap(context.settings, broker.bootstrap)
+        context.say(settings_lines(settings))
+        ensure_topics(settings.kafka)
+        workers = Workers(stop)
+        server = BackgroundServer(settings, workers.guard(lambda: _parts(context, settings)))
+        folder.announce(server.start(), settings.kafka.bootstrap)
+        context.say(f"listening on {server.url}, broker at {settings.kafka.bootstrap}; Ctrl-C stops")
+        workers.start("the index pipeline", lambda: run_index(settings, stop))
+        workers.start("the prefill pipeline", lambda: _prefill(context, settings, stop))
+        while not stop.wait(WATCH_S):
+            if broker is not None and not broker.alive:
+                workers.fail(TopicError("the embedded broker has ended; its data is safe, start `kvquilt up` again"))
+        context.say("stopping: finishing what is open")
+        server.stop()
+        workers.join()
+    if workers.failure is not None:
+        raise workers.failure
+    context.say("stopped")
+
+
+def _prefill(context: Context, settings: Settings, stop: threading.Event) -> None:
+    try:
+        run_prefill(settings, stop)
+    except UnsupportedModelError as error:  # without reuse the service still answers, in exact mode
+        context.say(f"no KV is made: {error}")
+        stop.wait()
+
+
+def _broker(settings: Settings, folder: DataFolder, parts: ExitStack) -> EmbeddedBroker | None:
+    if settings.kafka.bootstrap:
+        return None
+    return parts.enter_context(EmbeddedBroker(folder.folder / "broker"))
+
+
+def _with_bootstrap(settings: Settings, bootstrap: str) -> Settings:
+    return settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"bootstrap": bootstrap})})
+
+
+def _parts(context: Context, settings: Settings) -> Parts:
+    built = build_parts(settings)
+    say_identity(context, built.generation)
+    return built
+
+
+class Workers:
+    """Threads that run until `stop`. The first fault sets it, so that everything else is drained too."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.failure: BaseException | None = None
+        self._stop = stop
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str, run: Callable[[], None]) -> None:
+        """Run in a thread. One that returns before it was asked to has failed."""
+
+        def work() -> None:
+            with suppress(Exception):  # the guard has kept it
+                self.guard(run)()
+                if not self._stop.is_set():
+                    self.fail(KvquiltError(f"{name} ended before it was asked to"))
+
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def guard(self, run: Callable[[], T]) -> Callable[[], T]:
+        """`run`, but an exception also stops everything."""
+
+        def guarded() -> T:
+            try:
+                return run()
+            except BaseException as error:
+                self.fail(error)
+                raise
+
+        return guarded
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first fault, and stop."""
+        if self.failure is None:
+            self.failure = error
+        self._stop.set()
+
+    def join(self) -> None:
+        """Wait for all of them."""
+        for thread in self._threads:
+            thread.join()
