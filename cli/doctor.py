@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from cli.context import Context
@@ -58,10 +59,10 @@ def look(settings: Settings) -> Iterator[Check]:
     """Look at one thing after the other; each fault is a check, none ends the rest."""
     yield _checked("python", platform.python_version)
     for package, oldest in NEEDED.items():
-        yield _checked(package, lambda package=package, oldest=oldest: _version(package, oldest))
+        yield _checked(package, partial(_version, package, oldest))
     for name in (settings.model.name, settings.embedder.name):
         if name in MODELS:
-            yield _checked(f"model {name}", lambda name=name: _packaged(name))
+            yield _checked(f"model {name}", partial(_packaged, name))
     yield _checked("generation", lambda: _generation(settings))
     running = DataFolder(settings.data_dir).running()
     yield Check("data folder", "ok", f"{settings.data_dir}, used by process {running.pid}" if running else "free")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from typing import TypeVar
+from contextlib import ExitStack
 
 from cli.context import Context
 from cli.flags import settings_lines
@@ -14,12 +13,10 @@ from cli.running import DataFolder
 from cli.start import say_identity
 from cli.stop import stop_on_signals
 from ingest import run_index, run_prefill
-from schemas.errors import KvquiltError, TopicError, UnsupportedModelError
+from schemas.errors import KvquiltError, StoreError, TopicError, UnsupportedModelError
 from schemas.settings import Settings
 from serve import BackgroundServer, Parts, build_parts
 from stores import EmbeddedBroker, ensure_topics
-
-T = TypeVar("T")
 
 WATCH_S = 1.0  # how often it is looked whether the broker lives
 
@@ -39,7 +36,7 @@ def up(context: Context) -> None:
         context.say(settings_lines(settings))
         ensure_topics(settings.kafka)
         workers = Workers(stop)
-        server = BackgroundServer(settings, workers.guard(lambda: _parts(context, settings)))
+        server = BackgroundServer(settings, lambda: _parts(context, settings, workers))
         folder.announce(server.start(), settings.kafka.bootstrap)
         context.say(f"listening on {server.url}, broker at {settings.kafka.bootstrap}; Ctrl-C stops")
         workers.start("the index pipeline", lambda: run_index(settings, stop))
@@ -73,8 +70,14 @@ def _with_bootstrap(settings: Settings, bootstrap: str) -> Settings:
     return settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"bootstrap": bootstrap})})
 
 
-def _parts(context: Context, settings: Settings) -> Parts:
-    built = build_parts(settings)
+def _parts(context: Context, settings: Settings, workers: Workers) -> Parts:
+    try:
+        built = build_parts(settings)
+    except StoreError:
+        raise  # the service tries again
+    except BaseException as error:
+        workers.fail(error)
+        raise
     say_identity(context, built.generation)
     return built
 
@@ -91,26 +94,17 @@ class Workers:
         """Run in a thread. One that returns before it was asked to has failed."""
 
         def work() -> None:
-            with suppress(Exception):  # the guard has kept it
-                self.guard(run)()
+            try:
+                run()
+            except BaseException as error:  # whatever it is, the main thread must hear of it
+                self.fail(error)
+            else:
                 if not self._stop.is_set():
                     self.fail(KvquiltError(f"{name} ended before it was asked to"))
 
         thread = threading.Thread(target=work, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
-
-    def guard(self, run: Callable[[], T]) -> Callable[[], T]:
-        """`run`, but an exception also stops everything."""
-
-        def guarded() -> T:
-            try:
-                return run()
-            except BaseException as error:
-                self.fail(error)
-                raise
-
-        return guarded
 
     def fail(self, error: BaseException) -> None:
         """Keep the first fault, and stop."""
