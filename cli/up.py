@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from cli.context import Context
+from cli.embedded import embedded
 from cli.flags import settings_lines
 from cli.logs import set_up_logging
-from cli.running import DataFolder
 from cli.start import say_identity
 from cli.stop import stop_on_signals
 from ingest import run_index, run_prefill
 from schemas.errors import KvquiltError, StoreError, TopicError, UnsupportedModelError
 from schemas.settings import Settings
 from serve import BackgroundServer, Parts, build_parts
-from stores import EmbeddedBroker, ensure_topics
+from stores import ensure_topics
 
 WATCH_S = 1.0  # how often it is looked whether the broker lives
 
@@ -29,21 +28,21 @@ def up(context: Context) -> None:
         KvquiltError: a part could not start, or ended on its own.
     """
     set_up_logging(context.quiet)
-    folder = DataFolder(context.settings.data_dir)
-    with folder.hold(), stop_on_signals() as stop, ExitStack() as parts:
-        broker = _broker(context.settings, folder, parts)
-        settings = context.settings if broker is None else _with_bootstrap(context.settings, broker.bootstrap)
+    with stop_on_signals() as stop, embedded(context.settings) as own:
+        settings = own.settings
         context.say(settings_lines(settings))
         ensure_topics(settings.kafka)
         workers = Workers(stop)
         server = BackgroundServer(settings, lambda: _parts(context, settings, workers))
-        folder.announce(server.start(), settings.kafka.bootstrap)
+        own.folder.announce(server.start(), settings.kafka.bootstrap)
         context.say(f"listening on {server.url}, broker at {settings.kafka.bootstrap}; Ctrl-C stops")
         workers.start("the index pipeline", lambda: run_index(settings, stop))
         workers.start("the prefill pipeline", lambda: _prefill(context, settings, stop))
         while not stop.wait(WATCH_S):
-            if broker is not None and not broker.alive:
-                workers.fail(TopicError("the embedded broker has ended; its data is safe, start `kvquilt up` again"))
+            try:
+                own.check()
+            except TopicError as error:
+                workers.fail(error)
         context.say("stopping: finishing what is open")
         server.stop()
         workers.join()
@@ -58,16 +57,6 @@ def _prefill(context: Context, settings: Settings, stop: threading.Event) -> Non
     except UnsupportedModelError as error:  # without reuse the service still answers, in exact mode
         context.say(f"no KV is made: {error}")
         stop.wait()
-
-
-def _broker(settings: Settings, folder: DataFolder, parts: ExitStack) -> EmbeddedBroker | None:
-    if settings.kafka.bootstrap:
-        return None
-    return parts.enter_context(EmbeddedBroker(folder.folder / "broker"))
-
-
-def _with_bootstrap(settings: Settings, bootstrap: str) -> Settings:
-    return settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"bootstrap": bootstrap})})
 
 
 def _parts(context: Context, settings: Settings, workers: Workers) -> Parts:
