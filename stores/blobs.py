@@ -89,12 +89,12 @@ class Blobs:
                     raise BlobError(f"{self.url}: {key} is the folder of other objects") from None
                 return False
             except (BaseError, OSError) as error:
-                if self.size(key) is not None:  # a conflict can surface as a generic error
+                if self._surely_there(key):  # a conflict can surface as a generic error
                     return False
                 if isinstance(error, FileNotFoundError) and tries_left:  # the last delete took the folder with it
                     tries_left -= 1
                     continue
-                raise BlobError(f"{self.url}: {key} was not written: {_first_line(error)}") from error
+                raise BlobError(f"{self.url}: {key} was not written: {_reason(error)}") from error
 
     def get(self, key: str) -> bytes | None:
         """The object's bytes; None where there is none."""
@@ -190,6 +190,12 @@ class Blobs:
         with self._failures("listed", ""):
             next(iter(obstore.list(self._store, prefix="kv", chunk_size=1)), None)
 
+    def _surely_there(self, key: str) -> bool:
+        try:
+            return self.size(key) is not None
+        except BlobError:
+            return False
+
     def _delete_present(self, keys: Sequence[str]) -> int:
         import obstore
 
@@ -213,7 +219,7 @@ class Blobs:
         try:
             yield
         except (BaseError, OSError) as error:
-            raise BlobError(f"{self.url}: {key or 'the store'} could not be {done}: {_first_line(error)}") from error
+            raise BlobError(f"{self.url}: {key or 'the store'} could not be {done}: {_reason(error)}") from error
 
 
 def _open_folder(url: str) -> Blobs:
@@ -242,7 +248,7 @@ def _cloud_store(url: str, options: dict[str, str]) -> ObjectStore:
     try:
         return from_url(url, config=options or None, client_options=client, retry_config=retry)  # type: ignore[call-overload,no-any-return]
     except (BaseError, ValueError, TypeError) as error:
-        raise SettingsError(f"blobs.url {url!r} or blobs.options is wrong: {_first_line(error)}") from error
+        raise SettingsError(f"blobs.url {url!r} or blobs.options is wrong: {_reason(error)}") from error
 
 
 def _check_key(key: str) -> str:
@@ -251,5 +257,6 @@ def _check_key(key: str) -> str:
     return key
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+def _reason(error: BaseException) -> str:
+    told = str(error).split("Debug source:")[0]  # what follows repeats it as a dump of Rust values
+    return " ".join(told.split())[:500] or type(error).__name__
