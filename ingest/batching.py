@@ -7,7 +7,7 @@ go when there are enough, and at the end of its bundle whatever there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 import apache_beam as beam
@@ -16,7 +16,9 @@ from apache_beam.utils.timestamp import MIN_TIMESTAMP
 from apache_beam.utils.windowed_value import WindowedValue
 
 from ingest import telemetry
+from ingest.handles import Handle
 from ingest.parts import Connect
+from ingest.supervisor import Progress
 from ingest.work import Batch, IndexWork, PrefillWork, StepFunction
 from schemas.ids import DocumentKey
 
@@ -100,13 +102,18 @@ class Step(beam.PTransform, Generic[P]):  # type: ignore[misc]
 
 
 class Count(beam.DoFn):  # type: ignore[misc]
-    """Counts outcomes, and tells `on_bundle` of every bundle that ended (the supervisor counts them)."""
+    """The last step: counts outcomes; reports the elements of each bundle that ended to the supervisor."""
 
-    def __init__(self, pipeline: str, on_bundle: Callable[[], Callable[[], None]] | None = None) -> None:
-        self._pipeline, self._on_bundle = pipeline, on_bundle
+    def __init__(self, pipeline: str, progress: Handle[Progress] | None = None) -> None:
+        self._pipeline, self._progress = pipeline, progress
+
+    def start_bundle(self) -> None:
+        """Begin at zero."""
+        self._elements = 0
 
     def process(self, batch: Batch[Any]) -> Iterator[Batch[Any]]:
         """Count and pass on."""
+        self._elements += len(batch)
         for work in batch:
             telemetry.EVENTS.labels(self._pipeline, work.outcome.value).inc()
         yield batch
@@ -114,5 +121,5 @@ class Count(beam.DoFn):  # type: ignore[misc]
     def finish_bundle(self) -> None:
         """A bundle ended, with elements or without."""
         telemetry.LAST_BUNDLE.labels(self._pipeline).set_to_current_time()
-        if self._on_bundle is not None:
-            self._on_bundle()()
+        if self._progress is not None:
+            self._progress().add(self._elements)

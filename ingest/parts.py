@@ -17,11 +17,11 @@ from ingest.chunking import Chunker
 from ingest.retry import store_retry
 from schemas.fingerprint import Fingerprint, Generation
 from schemas.ids import artifact_key
+from schemas.kv_artifact import Buffer
 from schemas.settings import Settings
 from stores.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from engine import KvRows
     from stores.kv_store import KvStore
     from stores.topics import Publisher
     from stores.vectors import VectorIndex
@@ -38,6 +38,14 @@ class TextEncoder(Protocol):
         ...
 
 
+class Rows(Protocol):
+    """The KV rows of one chunk."""
+
+    def to_bytes(self) -> tuple[Buffer, Buffer]:
+        """The buffers of `k` and `v`, each `[L, H, T, D]`."""
+        ...
+
+
 class ChunkPrefiller(Protocol):
     """The LLM, as far as ingest uses it."""
 
@@ -46,7 +54,7 @@ class ChunkPrefiller(Protocol):
         """What its KV rows are."""
         ...
 
-    def prefill_chunks(self, prefix_ids: Sequence[int], chunks: Sequence[Sequence[int]]) -> list[KvRows]:
+    def prefill_chunks(self, prefix_ids: Sequence[int], chunks: Sequence[Sequence[int]]) -> Sequence[Rows]:
         """KV rows of each chunk, computed behind the prefix."""
         ...
 

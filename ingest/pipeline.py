@@ -1,9 +1,7 @@
 """The whole graph on one screen. All IO is injected: what is read, and the parts that the steps work with.
 
-INDEX    messages of the documents topic -> parse -> batch -> plan -> embed -> upsert_points -> flip_heads
-                                         -> retire_older -> publish_commits -> put_dead_aside
-PREFILL  messages of the commits topic   -> parse -> batch -> plan_prefill -> prefill -> mark_ready -> confirm
-                                         -> put_dead_aside
+    messages of the documents topic -> parse -> batch -> INDEX_STEPS   -> count
+    messages of the commits topic   -> parse -> batch -> PREFILL_STEPS -> count
 
 Both are chains: an element that has gone wrong stays in its batch, marked dead, to the last step. So there is nothing
 to flatten or to group, the runner fuses source to sink into one stage, and offsets are committed after the last step.
@@ -11,7 +9,6 @@ to flatten or to group, the runner fuses source to sink into one stage, and offs
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
@@ -25,60 +22,62 @@ from ingest.sinks import flip_heads, publish_commits, put_dead_aside, retire_old
 if TYPE_CHECKING:
     from ingest.handles import Handle
     from ingest.parts import Connect, IndexParts, PrefillParts
+    from ingest.supervisor import Progress
+    from ingest.work import StepFunction
     from schemas.settings import IngestSettings
+
+INDEX_STEPS: tuple[StepFunction[IndexParts], ...] = (
+    plan,  # read the heads: what is older is skipped; cut and diff with the live version
+    embed,  # what is new
+    upsert_points,  # all points of the new version: not visible
+    flip_heads,  # the commit: text is servable
+    retire_older,  # points and objects that the live version does not name
+    publish_commits,
+    put_dead_aside,
+)
+
+PREFILL_STEPS: tuple[StepFunction[PrefillParts], ...] = (
+    plan_prefill,  # read the heads: what is superseded is skipped; what has no artifact?
+    prefill,  # compute and put, create-only
+    mark_ready,  # KV is servable
+    confirm,  # read the heads again: retire where superseded meanwhile
+    put_dead_aside,
+)
 
 
 class IndexDocuments(beam.PTransform):  # type: ignore[misc] # Beam has no types
     """Messages of the documents topic -> effects; gives the batches of `IndexWork` as they ended."""
 
     def __init__(
-        self,
-        settings: IngestSettings,
-        connect: Connect[IndexParts],
-        on_bundle: Handle[Callable[[], None]] | None = None,
+        self, settings: IngestSettings, connect: Connect[IndexParts], progress: Handle[Progress] | None = None
     ) -> None:
         super().__init__("IndexDocuments")
-        self._settings, self._connect, self._on_bundle = settings, connect, on_bundle
+        self._settings, self._connect, self._progress = settings, connect, progress
 
     def expand(self, messages: beam.PCollection) -> beam.PCollection:
-        """The steps of DESIGN section 5, in order."""
-        return (
-            messages
-            | "parse" >> beam.Map(parse)
-            | "batch" >> beam.ParDo(BatchInBundle(self._settings.batch_documents))
-            | Step(plan, self._connect)
-            | Step(embed, self._connect)
-            | Step(upsert_points, self._connect)
-            | Step(flip_heads, self._connect)
-            | Step(retire_older, self._connect)
-            | Step(publish_commits, self._connect)
-            | Step(put_dead_aside, self._connect)
-            | "count" >> beam.ParDo(Count("index", self._on_bundle))
-        )
+        """The graph."""
+        batches = messages | "parse" >> beam.Map(parse) | _batch(self._settings)
+        for step in INDEX_STEPS:
+            batches |= Step(step, self._connect)
+        return batches | "count" >> beam.ParDo(Count("index", self._progress))
 
 
 class PrefillDocuments(beam.PTransform):  # type: ignore[misc]
     """Messages of the commits topic -> effects; gives the batches of `PrefillWork` as they ended."""
 
     def __init__(
-        self,
-        settings: IngestSettings,
-        connect: Connect[PrefillParts],
-        on_bundle: Handle[Callable[[], None]] | None = None,
+        self, settings: IngestSettings, connect: Connect[PrefillParts], progress: Handle[Progress] | None = None
     ) -> None:
         super().__init__("PrefillDocuments")
-        self._settings, self._connect, self._on_bundle = settings, connect, on_bundle
+        self._settings, self._connect, self._progress = settings, connect, progress
 
     def expand(self, messages: beam.PCollection) -> beam.PCollection:
-        """Step 6 of DESIGN section 5."""
-        return (
-            messages
-            | "parse" >> beam.Map(parse_record)
-            | "batch" >> beam.ParDo(BatchInBundle(self._settings.batch_documents))
-            | Step(plan_prefill, self._connect)
-            | Step(prefill, self._connect)
-            | Step(mark_ready, self._connect)
-            | Step(confirm, self._connect)
-            | Step(put_dead_aside, self._connect)
-            | "count" >> beam.ParDo(Count("prefill", self._on_bundle))
-        )
+        """The graph."""
+        batches = messages | "parse" >> beam.Map(parse_record) | _batch(self._settings)
+        for step in PREFILL_STEPS:
+            batches |= Step(step, self._connect)
+        return batches | "count" >> beam.ParDo(Count("prefill", self._progress))
+
+
+def _batch(settings: IngestSettings) -> beam.PTransform:
+    return "batch" >> beam.ParDo(BatchInBundle(settings.batch_documents))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ingest import telemetry
 from ingest.isolate import isolate
-from ingest.parts import PrefillParts
+from ingest.parts import PrefillParts, Rows
 from ingest.sinks import retire
 from ingest.work import Batch, Outcome, PrefillWork
 from schemas.chunk import IndexedChunk
@@ -22,9 +21,6 @@ from schemas.errors import EventError
 from schemas.head import CommitRecord, Head
 from schemas.kv_artifact import FORMAT_VERSION, ArtifactHeader, KvArtifact, payload_sha256
 from stores.topics import Message
-
-if TYPE_CHECKING:
-    from engine import KvRows
 
 
 def parse_record(message: Message) -> PrefillWork:
@@ -118,7 +114,7 @@ def by_tokens(jobs: Sequence[_Job], budget: int) -> Iterator[list[_Job]]:
         yield group
 
 
-def _put(parts: PrefillParts, point: IndexedChunk, rows: KvRows) -> None:
+def _put(parts: PrefillParts, point: IndexedChunk, rows: Rows) -> None:
     chunk, fingerprint = point.chunk, parts.model.fingerprint
     k, v = rows.to_bytes()
     token_ids = np.asarray(chunk.token_ids, dtype="<i4")

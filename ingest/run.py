@@ -1,0 +1,115 @@
+"""Running the two streaming pipelines: topics and parts made ready, a feed, and rounds on Beam's local runner."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from ingest import telemetry
+from ingest.connect import ConnectIndex, ConnectPrefill, connected
+from ingest.handles import Handle, held
+from ingest.pipeline import IndexDocuments, PrefillDocuments
+from ingest.retry import store_retry
+from ingest.source import Feed, ReadMessages
+from ingest.supervisor import Progress, run_rounds, stopping_signals
+from schemas.errors import StoreError
+from schemas.settings import Settings
+from stores.clock import SystemClock
+from stores.topics import ensure_topics
+
+log = logging.getLogger(__name__)
+
+RUNNER = "FnApiRunner, one worker in this process"  # DirectRunner would try to download another one first
+
+
+def run_index(settings: Settings, stop_event: threading.Event | None = None) -> None:
+    """INDEX until told to stop: documents topic -> vectors, heads, commit records.
+
+    Args:
+        stop_event: set it to drain; without one SIGTERM and SIGINT drain (main thread only). Returns when what was
+            read is done and its offsets are committed.
+
+    Raises:
+        StoreError: Kafka, the vector index or the object store kept failing.
+        UnsupportedModelError: the tokenizer or the embedder cannot be used.
+        SettingsError: a setting does not fit.
+    """
+    connect = ConnectIndex(settings)
+
+    def transform(progress: Handle[Progress]) -> beam.PTransform:
+        return IndexDocuments(settings.ingest, connect, progress)
+
+    _run("index", settings, settings.kafka.documents_topic, connect, transform, stop_event)
+
+
+def run_prefill(settings: Settings, stop_event: threading.Event | None = None) -> None:
+    """PREFILL until told to stop: commits topic -> KV artifacts. As `run_index`; needs the LLM, not the embedder.
+
+    Raises:
+        UnsupportedModelError: also where the model cannot be served with reuse.
+    """
+    connect = ConnectPrefill(settings)
+
+    def transform(progress: Handle[Progress]) -> beam.PTransform:
+        return PrefillDocuments(settings.ingest, connect, progress)
+
+    _run("prefill", settings, settings.kafka.commits_topic, connect, transform, stop_event)
+
+
+def _run(
+    name: str,
+    settings: Settings,
+    topic: str,
+    connect: ConnectIndex | ConnectPrefill,
+    transform: Callable[[Handle[Progress]], beam.PTransform],
+    stop_event: threading.Event | None,
+) -> None:
+    stop = stop_event or threading.Event()
+    ingest, group = settings.ingest, f"{settings.kafka.group}.{name}"
+    with stopping_signals(stop, install=stop_event is None), held(Progress()) as progress:
+        store_retry(lambda: ensure_topics(settings.kafka), "setting up topics", ingest, SystemClock())
+        with connected(connect):
+            feed = Feed(settings.kafka, topic, group, stop, poll_s=ingest.poll_s)
+            with store_retry(feed.__enter__, f"opening topic {topic}", ingest, SystemClock()), _lag_of(feed):
+                log.info("%s: reading %s as group %s; runner: %s", name, topic, group, RUNNER)
+
+                def run() -> None:
+                    feed.start_round(ingest.round_bundles, ingest.round_s)
+                    run_pipeline(lambda p: p | "ReadMessages" >> ReadMessages(feed) | transform(progress))
+
+                run_rounds(name, run, progress(), ingest, stop)
+        log.info("%s: drained", name)
+
+
+def run_pipeline(build: Callable[[beam.Pipeline], Any]) -> None:
+    """Build a pipeline and run it here to its end. The options are empty on purpose: Beam would read `sys.argv`."""
+    pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
+    build(pipeline)
+    pipeline.run().wait_until_finish()
+
+
+class _lag_of:  # noqa: N801 - reads as a context
+    """Export the feed's lag while the block runs."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def __enter__(self) -> None:
+        telemetry.LAG.labels(self._feed.topic).set_function(self._lag)
+
+    def __exit__(self, *_: object) -> None:
+        telemetry.LAG.remove(self._feed.topic)
+
+    def _lag(self) -> float:
+        try:
+            lag = self._feed.health().lag
+        except StoreError:  # no answer is no reason to fail the whole page of metrics
+            lag = None
+        return math.nan if lag is None else float(lag)
