@@ -10,7 +10,7 @@ from kernels.layout import RopeLayout, chunks_of_pool
 from kernels.reference import attention as _attention
 from kernels.reference import stitch as _reference
 
-IMPLEMENTATIONS = ("auto", "reference")
+IMPLEMENTATIONS = ("auto", "reference", "triton")
 Rows = torch.Tensor | Sequence[torch.Tensor]
 
 
@@ -45,7 +45,7 @@ def stitch_kv(
         layout: pairs, rotary dimension and sign.
         chunk_lens: tokens per chunk; needed for pools, checked against a list of chunks.
         table_of_layer: table number of each layer; needed with more than one table.
-        impl: `reference` or `auto`.
+        impl: `reference`, `triton`, or `auto` (Triton on a CUDA device).
 
     Raises:
         ValueError: an argument does not fit; the message names it, what was expected and what came.
@@ -70,6 +70,11 @@ def stitch_kv(
     table_of_layer = _tables(table_of_layer, n_layers, cos.shape[0])
     positions, slots = _places(positions, slots, sum(lens), n_slots, pos_base, cos.shape[1])
     if not sum(lens):
+        return
+    if impl == "triton" or (impl == "auto" and dst_k.device.type == "cuda"):
+        from kernels.triton.stitch import stitch as launch  # triton is imported only where it runs
+
+        launch(k, v, dst_k, dst_v, lens, positions, slots, cos, sin, table_of_layer, pos_base, layout)
         return
     _reference.stitch(k_chunks, v_chunks, dst_k, dst_v, positions, slots, cos, sin, table_of_layer, pos_base, layout)
 
