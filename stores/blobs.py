@@ -28,6 +28,8 @@ _STAGED = re.compile(r".*#\d+")  # what a killed writer leaves in a folder store
 _CLIENT_OPTIONS = frozenset({"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout"})
 _CLOUD_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
 
+_FOLDER_TRIES = 20  # a put in a folder that a delete is just removing; each loses the race with a small chance
+
 _memory: dict[str, ObjectStore] = {}  # one per URL and process
 _memory_lock = threading.Lock()
 
@@ -79,7 +81,7 @@ class Blobs:
         from obstore.exceptions import AlreadyExistsError, BaseError
 
         _check_key(key)
-        tries_left = 1
+        tries_left = _FOLDER_TRIES
         while True:
             try:
                 obstore.put(self._store, key, data, mode="create", use_multipart=False)
@@ -91,8 +93,8 @@ class Blobs:
             except (BaseError, OSError) as error:
                 if self._surely_there(key):  # a conflict can surface as a generic error
                     return False
-                if isinstance(error, FileNotFoundError) and tries_left:  # the last delete took the folder with it
-                    tries_left -= 1
+                if self._folder is not None and "(os error 2)" in str(error) and tries_left:
+                    tries_left -= 1  # a delete emptied the folder and took it away
                     continue
                 raise BlobError(f"{self.url}: {key} was not written: {_reason(error)}") from error
 
