@@ -18,7 +18,7 @@ from ingest.handles import Handle, held
 from ingest.pipeline import IndexDocuments, PrefillDocuments
 from ingest.retry import store_retry
 from ingest.source import Feed, ReadMessages
-from ingest.supervisor import Progress, run_rounds, stopping_signals
+from ingest.supervisor import Progress, run_rounds
 from schemas.errors import StoreError
 from schemas.settings import Settings
 from stores.clock import SystemClock
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 RUNNER = "FnApiRunner, one worker in this process"  # DirectRunner would try to download another one first
 
 
-def run_index(settings: Settings, stop_event: threading.Event | None = None) -> None:
+def run_index(settings: Settings, stop_event: threading.Event) -> None:
     """INDEX until told to stop: documents topic -> vectors, heads, commit records.
 
     Args:
-        stop_event: set it to drain; without one SIGTERM and SIGINT drain (main thread only). Returns when what was
-            read is done and its offsets are committed.
+        stop_event: set it (from a handler of SIGTERM, say) to drain: the call returns when what was read is done and
+            its offsets are committed.
 
     Raises:
         StoreError: Kafka, the vector index or the object store kept failing.
@@ -49,7 +49,7 @@ def run_index(settings: Settings, stop_event: threading.Event | None = None) -> 
     _run("index", settings, settings.kafka.documents_topic, connect, transform, stop_event)
 
 
-def run_prefill(settings: Settings, stop_event: threading.Event | None = None) -> None:
+def run_prefill(settings: Settings, stop_event: threading.Event) -> None:
     """PREFILL until told to stop: commits topic -> KV artifacts. As `run_index`; needs the LLM, not the embedder.
 
     Raises:
@@ -69,11 +69,10 @@ def _run(
     topic: str,
     connect: ConnectIndex | ConnectPrefill,
     transform: Callable[[Handle[Progress]], beam.PTransform],
-    stop_event: threading.Event | None,
+    stop: threading.Event,
 ) -> None:
-    stop = stop_event or threading.Event()
     ingest, group = settings.ingest, f"{settings.kafka.group}.{name}"
-    with stopping_signals(stop, install=stop_event is None), held(Progress()) as progress:
+    with held(Progress()) as progress:
         store_retry(lambda: ensure_topics(settings.kafka), "setting up topics", ingest, SystemClock())
         with connected(connect):
             feed = Feed(settings.kafka, topic, group, stop, poll_s=ingest.poll_s)

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import logging
 import random
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
 
 from ingest.retry import backoff_s
 from schemas.errors import StoreError
@@ -82,29 +78,3 @@ def store_error(error: BaseException) -> StoreError | None:
             return seen
         seen = seen.__cause__ or seen.__context__
     return None
-
-
-@contextmanager
-def stopping_signals(stop: threading.Event, install: bool = True) -> Iterator[None]:
-    """Let SIGTERM and SIGINT set `stop` while the block runs; a second one acts as it would have without us.
-
-    Python allows signal handlers in the main thread only: elsewhere this does nothing, and whoever owns the main
-    thread sets `stop`. Nor does it without `install`.
-    """
-    if not install or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before: dict[int, Any] = {}
-
-    def drain(number: int, frame: FrameType | None) -> None:
-        log.info("%s: draining", signal.Signals(number).name)
-        stop.set()
-        signal.signal(number, before[number])
-
-    for number in (int(signal.SIGTERM), int(signal.SIGINT)):
-        before[number] = signal.signal(number, drain)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

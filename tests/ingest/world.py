@@ -1,6 +1,7 @@
 """A small world of real stores (Qdrant and objects in memory), topics in memory and fake models."""
 
 import itertools
+from dataclasses import replace
 
 from ingest.batching import Waves
 from ingest.chunking import Chunker
@@ -13,9 +14,10 @@ from schemas.events import VERSION_HEADER, EventBody
 from schemas.ids import DocumentKey
 from schemas.settings import IngestSettings, KafkaSettings, QdrantSettings, Settings
 from stores.blobs import open_blobs
-from stores.clock import MovableClock
+from stores.clock import MovableClock, SystemClock
 from stores.kv_store import KvStore
 from stores.memory_topics import MemoryTopics
+from stores.topics import Publisher
 from stores.vectors import open_index
 
 _worlds = itertools.count()
@@ -48,6 +50,15 @@ class World:
         chunker = Chunker(WordTokenizer(), generation.chunk_max_tokens)
         self.index_parts = IndexParts(**shared, embedder=self.embedder, chunker=chunker)
         self.prefill_parts = PrefillParts(**shared, model=self.model, prefix_ids=(1, 2, 3))
+
+    def connect(self, kafka):
+        """Use a real broker instead of topics in memory."""
+        self.kafka = kafka
+        self.settings = self.settings.model_copy(update={"kafka": kafka})
+        self.publisher = Publisher(kafka)
+        real = {"settings": self.settings, "publisher": self.publisher, "clock": SystemClock()}
+        self.index_parts = replace(self.index_parts, **real)
+        self.prefill_parts = replace(self.prefill_parts, **real)
 
     def change(self, text, version=None, doc_id="d", **fields):
         """Publish a new version, or a deletion where `text` is None."""
