@@ -9,24 +9,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.decode import SamplingParams, Step
     from engine.embedder import Embedder, EmbedderIdentity, embedder_identity, load_embedder
     from engine.identity import Identity, resolve_fingerprint, resolve_generation
+    from engine.model import Model, load_model
     from engine.plan import Plan, PlannedChunk, Segment, Source, plan_prompt
     from engine.prompt import PromptTemplate
+    from engine.rows import Base, KvRows
     from engine.tokenizer import Tokenizer, load_tokenizer
 
 _HOME = {
+    "Base": "rows",
     "Embedder": "embedder",
     "EmbedderIdentity": "embedder",
     "Identity": "identity",
+    "KvRows": "rows",
+    "Model": "model",
     "Plan": "plan",
     "PlannedChunk": "plan",
     "PromptTemplate": "prompt",
+    "SamplingParams": "decode",
     "Segment": "plan",
     "Source": "plan",
+    "Step": "decode",
     "Tokenizer": "tokenizer",
     "embedder_identity": "embedder",
     "load_embedder": "embedder",
+    "load_model": "model",
     "load_tokenizer": "tokenizer",
     "plan_prompt": "plan",
     "resolve_fingerprint": "identity",
@@ -34,17 +43,23 @@ _HOME = {
 }
 
 __all__ = [
+    "Base",
     "Embedder",
     "EmbedderIdentity",
     "Identity",
+    "KvRows",
+    "Model",
     "Plan",
     "PlannedChunk",
     "PromptTemplate",
+    "SamplingParams",
     "Segment",
     "Source",
+    "Step",
     "Tokenizer",
     "embedder_identity",
     "load_embedder",
+    "load_model",
     "load_tokenizer",
     "plan_prompt",
     "resolve_fingerprint",

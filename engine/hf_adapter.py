@@ -134,6 +134,15 @@ class HfModel:
         logits: torch.Tensor = out.logits[0]
         return logits
 
+    def plain_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits `[S, vocab]` of a plain forward pass with the model's own attention and no cache; for checks."""
+        self.module.set_attn_implementation("eager")
+        try:
+            logits: torch.Tensor = self.module(input_ids=ids[None].to(self.device), use_cache=False).logits[0]
+            return logits
+        finally:
+            self.module.set_attn_implementation(ATTENTION)
+
     def _forward(self, part: Any, ids: torch.Tensor, positions: torch.Tensor, rows: RowSet, **kwargs: Any) -> Any:
         device = self.device
         return part(

@@ -1,0 +1,297 @@
+"""The LLM with reusable KV: chunk prefill, stitch, generate. One object per process, shared by all threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache as memoised
+from pathlib import Path
+
+import torch
+
+from engine.capture import Capture
+from engine.decode import Detokenizer, Sampler, SamplingParams, Step
+from engine.dtype import resolve_device, resolve_dtype
+from engine.hf_adapter import HfModel, ModelSpec, load_hf, read_config, read_spec
+from engine.identity import make_fingerprint
+from engine.models import display_name, model_folder, weights_digest
+from engine.plan import Plan
+from engine.prefill import PackedChunks, PrefixRows, batches
+from engine.rows import Base, KvRows, Part, WorkingRows
+from engine.self_check import check_attention, check_capture
+from engine.stitch import stitch
+from engine.tokenizer import Tokenizer, load_tokenizer
+from engine.turns import Turns
+from kernels import RopeTables
+from schemas.errors import InputError, RequestError, UnsupportedModelError
+from schemas.fingerprint import Fingerprint
+from schemas.settings import ModelSettings
+
+BATCH_TOKENS = 4096  # chunk tokens per prefill pass
+_PASS_TOKENS = 2048  # rows per pass of a full prefill: between passes it can be cancelled
+_PREFIXES = 4  # prefixes whose rows are kept; a process normally has one
+
+
+class Model:
+    """A loaded causal LM. Thread-safe: passes take turns, answers before ingest.
+
+    Attributes:
+        fingerprint: what its KV rows are.
+        reuse_refusal: one sentence where they cannot be reused at other positions, else None.
+        spec: shapes.
+        max_tokens: longest sequence that the model was made for.
+    """
+
+    def __init__(
+        self, hf: HfModel, spec: ModelSpec, fingerprint: Fingerprint, tokenizer: Tokenizer, *, model_type: str
+    ) -> None:
+        """Put a loaded model to the test: its attention must work over our rows.
+
+        Raises:
+            UnsupportedModelError: it does not, so the model cannot be served at all.
+        """
+        self.spec, self.fingerprint, self.tokenizer = spec, fingerprint, tokenizer
+        self.reuse_refusal, self.max_tokens = spec.reuse_refusal, spec.max_tokens
+        self._hf, self._turns = hf, Turns()
+        self._like = torch.empty(spec.n_layers, spec.n_kv_heads, 0, spec.head_dim, dtype=hf.dtype, device=hf.device)
+        self._prefixes: OrderedDict[tuple[int, ...], PrefixRows] = OrderedDict()
+        with torch.inference_mode():
+            check_attention(hf, self._like)
+            if self.reuse_refusal is None:
+                heads = spec.n_kv_heads * spec.n_groups
+                self._capture = Capture(model_type, hf.layers, heads, spec.n_kv_heads, spec.head_dim)
+                try:
+                    self._tables = RopeTables.from_model(hf.module)
+                    check_capture(hf, self._capture, self._tables, self._like)
+                except UnsupportedModelError as error:
+                    self.reuse_refusal = str(error)
+
+    @torch.inference_mode()
+    def prefill_chunks(
+        self, prefix_ids: Sequence[int], chunks: Sequence[Sequence[int]], *, batch_tokens: int = BATCH_TOKENS
+    ) -> list[KvRows]:
+        """Rows of each chunk computed behind the prefix (variant `shared_prefix`), in canonical form.
+
+        Several chunks go into one pass, up to `batch_tokens`; each pass is one turn, after answers under way.
+
+        Raises:
+            UnsupportedModelError: the model's rows cannot be reused.
+            InputError: a chunk is empty, too long for the model, or holds an id outside the vocabulary.
+        """
+        self._require_reuse()
+        for number, chunk in enumerate(chunks):
+            self._check_ids(chunk, f"chunk {number}")
+            if len(prefix_ids) + len(chunk) > self.max_tokens:
+                raise InputError(
+                    f"chunk {number} has {len(chunk)} tokens behind a prefix of {len(prefix_ids)}; "
+                    f"the model takes {self.max_tokens}. Cut smaller chunks"
+                )
+        return self._prefill(tuple(prefix_ids), chunks, batch_tokens, background=True)
+
+    @torch.inference_mode()
+    def stitch(self, plan: Plan, rows: Sequence[KvRows | None], *, room: int = 256) -> Base:
+        """The base of a request: prefix and chunks, rotated to their positions.
+
+        Args:
+            plan: the prompt.
+            rows: one per chunk of the plan; None for a chunk that is fresh. Its rows are computed here, the way
+                they would have been stored, so that the answer is the same.
+            room: slots for what the request itself computes; more is found when it is needed.
+
+        Returns:
+            A base that any number of `generate` calls may use, also at the same time.
+
+        Raises:
+            UnsupportedModelError: the model's rows cannot be reused.
+            ValueError: `rows` do not fit the plan.
+        """
+        self._require_reuse()
+        if len(rows) != len(plan.chunks):
+            raise ValueError(f"the plan has {len(plan.chunks)} chunks, rows were given for {len(rows)}")
+        missing = [number for number, chunk in enumerate(rows) if chunk is None]
+        filled = list(rows)
+        with self._turns.answering():
+            ids = [plan.token_ids[plan.chunks[n].start : plan.chunks[n].end] for n in missing]
+            computed = self._prefill(plan.prefix_ids, ids, BATCH_TOKENS, background=False) if ids else []
+            for number, chunk in zip(missing, computed, strict=True):
+                filled[number] = chunk
+            prefix = self._prefix(plan.prefix_ids)
+        whole = [chunk for chunk in filled if chunk is not None]
+        return stitch(plan, prefix, whole, self._tables, room + len(plan.open_positions))
+
+    def generate(
+        self,
+        plan: Plan,
+        stitched: Base | None,
+        params: SamplingParams,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Step]:
+        """Answer token by token.
+
+        Args:
+            plan: the prompt.
+            stitched: of the same plan, for mode `reuse`; None for `exact`: full attention over the whole prompt,
+                where only the prefix's rows are taken over.
+            params: how tokens are chosen.
+            cancelled: asked before every pass; once it says yes, the iterator ends without a last step.
+
+        Raises:
+            RequestError: the prompt leaves no room for an answer.
+        """
+        if plan.n_tokens >= self.max_tokens:
+            raise RequestError(
+                f"the prompt has {plan.n_tokens} tokens; the model takes {self.max_tokens}. Ask for fewer passages",
+                code="context_length_exceeded",
+            )
+        self._check_ids(plan.token_ids, "the prompt")
+        return self._generate(plan, stitched, params, cancelled)
+
+    @torch.inference_mode()
+    def logits(self, plan: Plan, stitched: Base | None, *, keep: int = 1) -> torch.Tensor:
+        """Logits of the last `keep` rows of the prompt (0: of all rows that are computed), `[keep, vocab]`, fp32."""
+        rows, positions = self._open(plan, stitched, 0)
+        try:
+            ids = torch.tensor(plan.token_ids)[positions]
+            rows.begin(positions)
+            with self._turns.answering(), self._turns.turn():
+                return self._hf.logits(ids, positions, rows, keep).float().cpu()
+        finally:
+            rows.close()
+
+    def _generate(
+        self, plan: Plan, base: Base | None, params: SamplingParams, cancelled: Callable[[], bool]
+    ) -> Iterator[Step]:
+        sampler, text = Sampler(params), Detokenizer(self.tokenizer.decode)
+        limit = min(params.max_tokens, self.max_tokens - plan.n_tokens)
+        with self._turns.answering():
+            rows, positions = self._open(plan, base, limit)
+            try:
+                logits = self._first_pass(plan, rows, positions, cancelled)
+                for number in range(limit):
+                    if logits is None:
+                        return
+                    token = sampler.choose(logits)
+                    if token in self.tokenizer.stop_ids:
+                        yield Step(token, text.finish(), "stop")
+                        return
+                    piece = text.add(token)
+                    if number == limit - 1:
+                        yield Step(token, piece + text.finish(), "length")
+                        return
+                    yield Step(token, piece)
+                    logits = self._next_pass(token, plan.n_tokens + number, rows, cancelled)
+            finally:
+                rows.close()
+
+    @torch.inference_mode()
+    def _first_pass(
+        self, plan: Plan, rows: WorkingRows, positions: torch.Tensor, cancelled: Callable[[], bool]
+    ) -> torch.Tensor | None:
+        """Run the open rows; logits `[vocab]` of the last, or None if cancelled."""
+        ids = torch.tensor(plan.token_ids)[positions]
+        starts = range(0, len(ids), _PASS_TOKENS)
+        pieces = [(ids[at : at + _PASS_TOKENS], positions[at : at + _PASS_TOKENS]) for at in starts]
+        for piece, where in pieces[:-1]:
+            if cancelled():
+                return None
+            rows.begin(where)
+            with self._turns.turn():
+                self._hf.run(piece, where, rows)
+        if cancelled():
+            return None
+        rows.begin(pieces[-1][1])
+        with self._turns.turn():
+            return self._hf.logits(*pieces[-1], rows)[0]
+
+    @torch.inference_mode()
+    def _next_pass(
+        self, token: int, position: int, rows: WorkingRows, cancelled: Callable[[], bool]
+    ) -> torch.Tensor | None:
+        if cancelled():
+            return None
+        where = torch.tensor([position])
+        rows.begin(where)
+        with self._turns.turn():
+            return self._hf.logits(torch.tensor([token]), where, rows)[0]
+
+    @torch.inference_mode()
+    def _open(self, plan: Plan, base: Base | None, n_answer: int) -> tuple[WorkingRows, torch.Tensor]:
+        """Rows to work on, and the positions that are to be computed."""
+        if base is not None:
+            return base.open(len(plan.open_positions) + n_answer), torch.tensor(plan.open_positions)
+        prefix = self._prefix(plan.prefix_ids)
+        part = Part(self._like, plan.n_tokens + n_answer)
+        part.k[:, :, : prefix.n_tokens], part.v[:, :, : prefix.n_tokens] = prefix.k, prefix.v
+        part.positions[: prefix.n_tokens] = torch.arange(prefix.n_tokens)
+        part.n = prefix.n_tokens
+        return Base(part).open(0), torch.arange(prefix.n_tokens, plan.n_tokens)
+
+    def _prefill(
+        self, prefix_ids: tuple[int, ...], chunks: Sequence[Sequence[int]], batch_tokens: int, *, background: bool
+    ) -> list[KvRows]:
+        prefix = self._prefix(prefix_ids)
+        done: list[KvRows] = []
+        for batch in batches([len(chunk) for chunk in chunks], batch_tokens):
+            members = [chunks[n] for n in batch]
+            packed = PackedChunks(prefix, [len(chunk) for chunk in members], self._capture, self._tables)
+            ids = torch.tensor([token for chunk in members for token in chunk])
+            with self._turns.turn(background=background), self._capture.into(packed.keep_keys):
+                self._hf.run(ids, packed.positions, packed)
+            done += packed.rows()
+        return done
+
+    def _prefix(self, ids: tuple[int, ...]) -> PrefixRows:
+        """The prefix's rows, computed once."""
+        with self._turns.turn():
+            if ids in self._prefixes:
+                self._prefixes.move_to_end(ids)
+                return self._prefixes[ids]
+            self._check_ids(ids, "the prefix")
+            rows = Base(Part(self._like, len(ids))).open(0)
+            positions = torch.arange(len(ids))
+            rows.begin(positions)
+            self._hf.run(torch.tensor(ids), positions, rows)
+            k, v = rows.own
+            self._prefixes[ids] = PrefixRows(k, v)
+            while len(self._prefixes) > _PREFIXES:
+                self._prefixes.popitem(last=False)
+            return self._prefixes[ids]
+
+    def _require_reuse(self) -> None:
+        if self.reuse_refusal is not None:
+            raise UnsupportedModelError(self.reuse_refusal)
+
+    def _check_ids(self, ids: Sequence[int], what: str) -> None:
+        if not ids:
+            raise InputError(f"{what} has no token ids; expected at least one")
+        if min(ids) < 0 or max(ids) >= self.spec.vocab_size:
+            raise InputError(
+                f"{what} holds ids {min(ids)} to {max(ids)}; the model knows 0 to {self.spec.vocab_size - 1}"
+            )
+
+
+_LOADING = threading.Lock()
+
+
+def load_model(model: ModelSettings, cache: Path) -> Model:
+    """The LLM that the settings name; one per process and settings, whoever asks first loads it.
+
+    Raises:
+        UnsupportedModelError: it cannot be found, loaded, or served.
+    """
+    with _LOADING:
+        return _load(model, cache)
+
+
+@memoised
+def _load(model: ModelSettings, cache: Path) -> Model:
+    if model.threads:
+        torch.set_num_threads(model.threads)
+    folder = model_folder(model.name, cache)
+    tokenizer = load_tokenizer(model, cache)
+    dtype, spec = resolve_dtype(model, folder, cache), read_spec(folder, cache)
+    weights = weights_digest(folder, cache)
+    fingerprint = make_fingerprint(display_name(model.name), spec, weights, tokenizer.digest, dtype)
+    hf = load_hf(folder, dtype, resolve_device(model.device))
+    return Model(hf, spec, fingerprint, tokenizer, model_type=read_config(folder).model_type)
