@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 MAX_READ_TIME_S = 0.3  # Beam's default of 10 s would hold back the effects of a trickle for as long
 COMMIT_RETRY_MS = 1_000
-LAST_YEAR_MS = 253_402_300_799_000  # a timestamp after the year 9999 is not one
+MAX_TIMESTAMP_MS = 253_402_300_799_000  # the end of the year 9999; what is later is no timestamp
 
 _feeds: dict[str, Feed] = {}
 _feed_numbers = itertools.count(1)
@@ -167,7 +167,7 @@ class Feed:
             return messages
 
     def mark(self, held_back: Mapping[int, int]) -> OffsetMark:
-        """The end of a bundle: the position, less what the reader took and did not emit (its first offset, by partition)."""
+        """The end of a bundle: the position, less what the reader took and did not emit (first offset by partition)."""
         with self._lock:
             self._bundles += 1
             return OffsetMark(self._open.position() | dict(held_back), self, next(self._marks))
@@ -218,7 +218,7 @@ class Feed:
 
 
 class OffsetMark(CheckpointMark):  # type: ignore[misc] # Beam has no types
-    """Next offsets by partition. The mark of a bundle that just ended also knows its feed and tells it when it is done."""
+    """Next offsets by partition. The mark of a bundle that just ended also knows its feed, to tell it when it is done."""
 
     def __init__(self, positions: Mapping[int, int], feed: Feed | None = None, number: int = 0) -> None:
         self.positions = dict(positions)
@@ -314,7 +314,7 @@ class _Reader(UnboundedReader):  # type: ignore[misc]
     def get_current_timestamp(self) -> Timestamp:
         """The message's time; the epoch where it has none."""
         assert self._current is not None
-        return Timestamp(micros=min(max(0, self._current.timestamp_ms), LAST_YEAR_MS) * 1000)
+        return Timestamp(micros=min(max(0, self._current.timestamp_ms), MAX_TIMESTAMP_MS) * 1000)
 
     def get_watermark(self) -> Timestamp:
         """Nothing is windowed, so nothing is promised, until the drain ends the source."""

@@ -45,6 +45,7 @@ class PartitionReader:
         self._kafka = kafka
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
+        self._at: dict[int, int] = {}
         with kafka_errors(kafka, f"opening topic {topic}"):
             self._consumer: Any = KafkaConsumer(
                 **connection(kafka),
@@ -77,7 +78,7 @@ class PartitionReader:
         with self._lock, self._errors("seeking in"):
             start = self._beginnings([p for p in self._partitions if p not in positions])
             for partition in self._partitions:
-                self._consumer.seek(self._tp(partition), positions.get(partition, start.get(partition, 0)))
+                self._go(partition, positions.get(partition, start.get(partition, 0)))
 
     def poll(self, limit: int, timeout_s: float) -> list[Message]:
         """Up to `limit` messages, in order within a partition; waits for the first one, no longer than `timeout_s`."""
@@ -93,12 +94,16 @@ class PartitionReader:
                 self._last_contact_ms = self._clock.now_ms()
             elif self._clock.now_ms() - self._last_contact_ms >= PROBE_AFTER_MS:
                 self._probe()
+            for partition in self._partitions:
+                at = self._consumer.position(self._tp(partition), timeout_ms=PROBE_TIMEOUT_MS)
+                if at is not None:  # None while the client validates it after a change of leader
+                    self._at[partition] = at
             return [_message(record) for records in polled.values() for record in records]
 
     def position(self) -> dict[int, int]:
-        """The next offset to read, by partition. It passes gaps of compaction and transactions."""
-        with self._lock, self._errors("reading the position in"):
-            return {p: self._consumer.position(self._tp(p), timeout_ms=ASK_TIMEOUT_MS) for p in self._partitions}
+        """The next offset to read, by partition. It passes gaps of compaction and transactions. Asks nobody."""
+        with self._lock:
+            return dict(self._at)
 
     def highwater(self) -> dict[int, int | None]:
         """The end of each partition as the last fetch reported it; None before the first fetch.
@@ -113,7 +118,7 @@ class PartitionReader:
         ends = self.highwater()
         if any(end is None for end in ends.values()):
             return None
-        return sum(max(0, (end or 0) - at) for end, at in zip(ends.values(), self.position().values(), strict=True))
+        return sum(max(0, (ends[partition] or 0) - at) for partition, at in self.position().items())
 
     def committed(self) -> dict[int, int]:
         """What the group committed; partitions without a commit are absent."""
@@ -142,6 +147,10 @@ class PartitionReader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _go(self, partition: int, offset: int) -> None:
+        self._consumer.seek(self._tp(partition), offset)
+        self._at[partition] = offset
 
     def _tp(self, partition: int) -> Any:
         return TopicPartition(self.topic, partition)
@@ -189,10 +198,10 @@ class PartitionReader:
                 "topic %s partition %d: offset %d is out of range; reading from its beginning, offset %d",
                 self.topic,
                 partition,
-                self._consumer.position(self._tp(partition), timeout_ms=ASK_TIMEOUT_MS),
+                self._at[partition],
                 start,
             )
-            self._consumer.seek(self._tp(partition), start)
+            self._go(partition, start)
 
 
 def lag(kafka: KafkaSettings, group: str, topic: str) -> int:
