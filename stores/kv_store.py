@@ -70,9 +70,8 @@ class KvStore:
         """
         artifact = kv_artifact.decode(self._read(document, key))
         if artifact.header.document != document:
-            raise ArtifactMiss(
-                MissReason.FINGERPRINT, f"artifact {key} was made for {artifact.header.document}, not for {document}"
-            )
+            maker = str(artifact.header.document)[:200]
+            raise ArtifactMiss(MissReason.FINGERPRINT, f"artifact {key} was made for {maker}, not for {document}")
         kv_artifact.check(artifact, generation=self.generation, fingerprint=fingerprint, token_sha256=token_sha256)
         return artifact
 
