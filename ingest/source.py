@@ -218,7 +218,7 @@ class Feed:
 
 
 class OffsetMark(CheckpointMark):  # type: ignore[misc] # Beam has no types
-    """Next offsets by partition. The mark of a bundle that just ended also knows its feed, to tell it when it is done."""
+    """Next offsets by partition. The mark of a bundle that just ended knows its feed, to tell it when it is done."""
 
     def __init__(self, positions: Mapping[int, int], feed: Feed | None = None, number: int = 0) -> None:
         self.positions = dict(positions)

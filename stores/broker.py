@@ -80,7 +80,7 @@ class EmbeddedBroker:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us: we drain first and stop the broker last
             )
-            self._watcher = _kill_when_we_end(self._broker.pid)
+            self._watcher = kill_when_we_end(self._broker.pid)
             self._wait_ready(self._broker)
             return self.bootstrap
 
@@ -153,7 +153,7 @@ def _free_port() -> int:
         return port
 
 
-def _kill_when_we_end(pid: int) -> subprocess.Popen[bytes]:
+def kill_when_we_end(pid: int) -> subprocess.Popen[bytes]:
     """A shell that waits for the end of a pipe from us, which comes however we end, and then kills the broker."""
     return subprocess.Popen(
         ["/bin/sh", "-c", 'read -r _; kill -9 "$0"', str(pid)],
