@@ -44,7 +44,7 @@ class AnswerRequest(Question):
     max_tokens: Annotated[int | None, Field(ge=1, le=4096)] = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    seed: int | None = None
+    seed: Annotated[int | None, Field(ge=0, lt=1 << 63)] = None
 
 
 class Citation(_Body):

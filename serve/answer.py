@@ -1,0 +1,270 @@
+"""One answer: retrieve -> visibility -> plan -> load -> stitch -> decode, as a stream of events.
+
+Both forms of `/v1/answer` read the same events; the JSON form keeps the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Generator, Sequence
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from engine import KvRows, Plan, SamplingParams, Step
+from schemas.api import AnswerRequest, AnswerResponse, CacheMode, Citation, Timing, Usage
+from schemas.errors import RequestError
+from schemas.kv_artifact import KvArtifact
+from schemas.settings import Settings
+from serve import prompt, threads
+from serve.admission import Admission
+from serve.loading import KvLoader, Loaded
+from serve.parts import Parts
+from serve.retrieve import Found, Retriever, check_question
+from serve.telemetry import Telemetry
+
+NOTHING_FOUND = "No document here can answer this: none is visible to you."
+NOTHING_FOUND_NOTE = "No visible chunk was found, so the model was not asked."
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and what is known of it from outside its body.
+
+    Attributes:
+        received_s: `time.perf_counter()` when the request came in; the time to the first token counts from here.
+    """
+
+    body: AnswerRequest
+    tenant: str
+    request_id: str
+    received_s: float
+
+
+@dataclass(frozen=True)
+class Cited:
+    """The prompt is complete: these chunks are in it."""
+
+    citations: list[Citation]
+
+
+@dataclass(frozen=True)
+class Token:
+    """More of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """The answer is complete."""
+
+    response: AnswerResponse
+
+
+Event = Cited | Token | Done
+
+
+@dataclass
+class _Draft:
+    """What is filled in while an answer is made."""
+
+    mode: CacheMode
+    notes: list[str] = field(default_factory=list)
+    citations: list[Citation] = field(default_factory=list)
+    loaded: Loaded = field(default_factory=Loaded)
+    seconds: dict[str, float] = field(default_factory=dict)
+    text: str = ""
+    n_steps: int = 0
+    finish_reason: str = "stop"
+
+    @property
+    def policy(self) -> str:
+        """`none`: stitched and not repaired; `full`: everything behind the prefix was computed."""
+        return "none" if self.mode is CacheMode.REUSE else "full"
+
+    def timing(self) -> Timing:
+        stages = ("retrieve", "load", "stitch", "first_step", "ttft")
+        return Timing(**{f"{stage}_s": self.seconds.get(stage, 0.0) for stage in stages})
+
+
+class Answerer:
+    """Makes answers. Blocking work runs in threads; closing a stream of events stops it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        parts: Parts,
+        *,
+        retriever: Retriever,
+        loader: KvLoader,
+        admission: Admission,
+        pool: Executor,
+        telemetry: Telemetry,
+    ) -> None:
+        self._settings, self._parts = settings, parts
+        self._retriever, self._loader, self._admission = retriever, loader, admission
+        self._pool, self._telemetry = pool, telemetry
+
+    async def events(self, asked: Asked) -> AsyncGenerator[Event, None]:
+        """`Cited`, then `Token`s, then `Done`. Close it to stop loading and decoding.
+
+        Raises:
+            RequestError: before the first event only.
+            BusyError: before the first event only; no slot and no place in the queue.
+            StoreError: before the first event only; the index did not answer.
+        """
+        self._check(asked.body)
+        self._sampling(asked.body)
+        complete = False
+        try:
+            async with self._admission.slot(), aclosing(self._answer(asked)) as events:
+                async for event in events:
+                    complete = isinstance(event, Done)
+                    yield event
+        except (asyncio.CancelledError, GeneratorExit):
+            if not complete:
+                self._telemetry.cancelled()
+            raise
+
+    def _check(self, body: AnswerRequest) -> None:
+        check_question(body.question)
+        known = (self._settings.model.name, self._parts.model.fingerprint.model)
+        if body.model is not None and body.model not in known:
+            raise RequestError(
+                f"model {body.model[:100]!r} is not served here; {known[0]!r} is",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+
+    async def _answer(self, asked: Asked) -> AsyncGenerator[Event, None]:
+        body = asked.body
+        mode, note = prompt.decide_mode(body.cache_mode, self._parts.model.reuse_refusal)
+        draft = _Draft(mode, [note] if note else [])
+
+        start_s = time.perf_counter()
+        found = await self._retriever.visible(asked.tenant, body.question, body.k or self._settings.serve.k)
+        draft.seconds["retrieve"] = time.perf_counter() - start_s
+        if not found:
+            draft.notes.append(NOTHING_FOUND_NOTE)
+            draft.text = NOTHING_FOUND
+            yield Cited([])
+            yield Token(NOTHING_FOUND)
+            yield Done(self._response(asked, draft, None))
+            return
+
+        sampling = self._sampling(body)
+        question_ids, kept = await threads.call(self._pool, self._fit, body, found, sampling.max_tokens, draft)
+        start_s = time.perf_counter()
+        if mode is CacheMode.REUSE:
+            draft.loaded = await self._loader.load([chunk.indexed for chunk in kept])
+        artifacts = draft.loaded.artifacts or [None] * len(kept)
+        draft.seconds["load"] = time.perf_counter() - start_s
+
+        cached = [artifact is not None for artifact in artifacts]
+        draft.citations = [
+            chunk.citation("cached" if has_kv else "fresh") for chunk, has_kv in zip(kept, cached, strict=True)
+        ]
+        yield Cited(draft.citations)
+        plan = prompt.make_plan(self._parts.template, question_ids, kept, cached)
+
+        def decode(cancelled: threads.Cancelled) -> Generator[Step, None, None]:
+            return self._decode(plan, artifacts, sampling, draft, cancelled)
+
+        async with aclosing(threads.stream(self._pool, decode)) as steps:
+            async for step in steps:
+                if draft.n_steps == 0:
+                    draft.seconds["ttft"] = time.perf_counter() - asked.received_s
+                    self._telemetry.first_token(mode, draft.timing())
+                draft.n_steps += 1
+                draft.text += step.text
+                draft.finish_reason = step.finish_reason or draft.finish_reason
+                if step.text:
+                    yield Token(step.text)
+        response = self._response(asked, draft, plan)
+        self._count(response, kept, cached)
+        yield Done(response)
+
+    def _sampling(self, body: AnswerRequest) -> SamplingParams:
+        window = self._parts.model.max_tokens
+        if body.max_tokens is not None and body.max_tokens >= window:
+            raise RequestError(
+                f"max_tokens is {body.max_tokens:,}; prompt and answer share a window of {window:,} tokens",
+                code="context_length_exceeded",
+                param="max_tokens",
+            )
+        return SamplingParams(
+            max_tokens=body.max_tokens or min(self._settings.serve.max_tokens, window // 2),
+            temperature=body.temperature,
+            top_p=body.top_p,
+            seed=body.seed,
+        )
+
+    def _fit(
+        self, body: AnswerRequest, found: Sequence[Found], max_tokens: int, draft: _Draft
+    ) -> tuple[Sequence[int], list[Found]]:
+        limit = min(self._settings.model.max_prompt_tokens, self._parts.model.max_tokens - max_tokens)
+        question_ids = self._parts.template.question_ids(body.question)
+        kept, note = prompt.fit(self._parts.template, question_ids, found, limit)
+        if note:
+            draft.notes.append(note)
+        return question_ids, kept
+
+    def _decode(
+        self,
+        plan: Plan,
+        artifacts: Sequence[KvArtifact | None],
+        sampling: SamplingParams,
+        draft: _Draft,
+        cancelled: threads.Cancelled,
+    ) -> Generator[Step, None, None]:
+        """Runs in a thread: stitch what was loaded, then decode."""
+        model = self._parts.model
+        start_s = time.perf_counter()
+        stitched = None
+        if draft.mode is CacheMode.REUSE:  # also without a single artifact: a fresh chunk sees what a cached one saw
+            stitched = model.stitch(plan, [_rows(artifact) for artifact in artifacts])
+        draft.seconds["stitch"] = time.perf_counter() - start_s
+
+        start_s = time.perf_counter()
+        for step in model.generate(plan, stitched, sampling, cancelled):
+            draft.seconds.setdefault("first_step", time.perf_counter() - start_s)
+            yield step
+
+    def _response(self, asked: Asked, draft: _Draft, plan: Plan | None) -> AnswerResponse:
+        draft.seconds.setdefault("ttft", time.perf_counter() - asked.received_s)
+        prompt_tokens, reused, fresh = (plan.n_tokens, plan.reused_tokens, plan.fresh_tokens) if plan else (0, 0, 0)
+        return AnswerResponse(
+            id=asked.request_id,
+            model=self._settings.model.name,
+            answer=draft.text,
+            finish_reason=draft.finish_reason,
+            cache_mode=draft.mode,
+            policy=draft.policy,
+            citations=draft.citations,
+            usage=Usage(
+                prompt_tokens=prompt_tokens,
+                completion_tokens=draft.n_steps,
+                total_tokens=prompt_tokens + draft.n_steps,
+                reused_tokens=reused,
+                repaired_tokens=0,
+                fresh_tokens=fresh,
+            ),
+            fallback=draft.loaded.fallback,
+            timing=draft.timing(),
+            note=" ".join(draft.notes) or None,
+        )
+
+    def _count(self, response: AnswerResponse, kept: Sequence[Found], cached: Sequence[bool]) -> None:
+        sizes = [len(chunk.indexed.chunk.token_ids) for chunk in kept]
+        hits = sum(size for size, has_kv in zip(sizes, cached, strict=True) if has_kv)
+        self._telemetry.looked_up(sum(sizes), hits)
+        self._telemetry.answer(response)
+
+
+def _rows(artifact: KvArtifact | None) -> KvRows | None:
+    if artifact is None:
+        return None
+    return KvRows.from_bytes(artifact.k, artifact.v, artifact.header.fingerprint)

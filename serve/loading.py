@@ -1,0 +1,118 @@
+"""KV artifacts, concurrently and against the clock. What does not come in time or whole makes its chunk fresh."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+from schemas.chunk import IndexedChunk
+from schemas.errors import ArtifactMiss, MissReason, StoreError
+from schemas.ids import DocumentKey
+from schemas.kv_artifact import KvArtifact
+from serve.telemetry import Telemetry
+from stores import KvStore
+
+LOAD_THREADS = 8
+_Name = tuple[DocumentKey, str]
+_Result = KvArtifact | MissReason
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What came of one request's loads.
+
+    Attributes:
+        artifacts: one per chunk, in their order; `None` where the chunk has to be computed fresh.
+        fallback: reason -> chunks.
+    """
+
+    artifacts: list[KvArtifact | None] = field(default_factory=list)
+    fallback: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Flight:
+    result: Future[_Result]
+    waiters: int = 0
+
+
+class KvLoader:
+    """Loads the artifacts of a request's chunks; one fetch per artifact, however many requests wait for it.
+
+    A fetch that no longer has a waiter is dropped if it has not started. One that runs goes on, and is joined by
+    whoever asks next: a hung store is asked once per artifact, not once per request.
+
+    Used on one event loop.
+
+    Args:
+        store: where the artifacts are.
+        fingerprint: digest of the fingerprint in use.
+        pool: threads for the fetches; as many run at a time.
+        timeout_s: how long a request waits for all its artifacts.
+    """
+
+    def __init__(
+        self, store: KvStore, fingerprint: str, pool: Executor, timeout_s: float, telemetry: Telemetry
+    ) -> None:
+        self._store, self._fingerprint, self._pool = store, fingerprint, pool
+        self._timeout_s, self._telemetry = timeout_s, telemetry
+        self._flights: dict[_Name, _Flight] = {}
+
+    async def load(self, chunks: Sequence[IndexedChunk]) -> Loaded:
+        """Load what exists. Never raises for a missing, late or damaged artifact: the chunk is counted and fresh."""
+        deadline_s = time.monotonic() + self._timeout_s
+        tasks = [asyncio.ensure_future(self._one(chunk, deadline_s)) for chunk in chunks]
+        try:
+            results = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        fallback = Counter(str(result) for result in results if isinstance(result, MissReason))
+        self._telemetry.missed(fallback)
+        return Loaded([result if isinstance(result, KvArtifact) else None for result in results], dict(fallback))
+
+    async def _one(self, chunk: IndexedChunk, deadline_s: float) -> _Result:
+        if not chunk.kv_ready:  # ingest has not confirmed it: asking the store would only cost time
+            return MissReason.MISSING
+        name = (chunk.chunk.document, chunk.kv_key)
+        flight = self._flights.get(name)
+        if flight is None:
+            flight = self._take_off(name, chunk)
+        flight.waiters += 1
+        try:
+            # shielded: the others' wait must not end with this one's
+            waited = asyncio.shield(asyncio.wrap_future(flight.result))
+            with self._telemetry.kv_waiters.track_inprogress():
+                return await asyncio.wait_for(waited, max(0.0, deadline_s - time.monotonic()))
+        except TimeoutError:
+            return MissReason.TIMEOUT
+        finally:
+            flight.waiters -= 1
+            if flight.waiters == 0:
+                flight.result.cancel()  # of effect only where it has not started
+
+    def _take_off(self, name: _Name, chunk: IndexedChunk) -> _Flight:
+        flight = self._flights[name] = _Flight(self._pool.submit(self._fetch, chunk))
+        # also for a fetch whose waiters have all left: its rows must not stay in memory
+        flight.result.add_done_callback(lambda _: self._flights.pop(name, None))
+        return flight
+
+    def _fetch(self, chunk: IndexedChunk) -> _Result:
+        started_s = time.perf_counter()
+        try:
+            artifact = self._store.get(
+                chunk.chunk.document,
+                chunk.kv_key,
+                fingerprint=self._fingerprint,
+                token_sha256=chunk.chunk.token_digest,
+            )
+        except ArtifactMiss as miss:
+            return miss.reason
+        except StoreError:
+            return MissReason.STORE
+        self._telemetry.loaded(artifact.nbytes, time.perf_counter() - started_s)
+        return artifact

@@ -1,0 +1,96 @@
+"""What the routes call: the parts' users, put together once the parts are there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from schemas.api import AnswerResponse
+from schemas.settings import Settings
+from serve.admission import Admission
+from serve.answer import Answerer, Done, Event
+from serve.documents import Documents
+from serve.loading import LOAD_THREADS, KvLoader
+from serve.parts import Parts
+from serve.readiness import Readiness
+from serve.retrieve import Retriever
+from serve.telemetry import Telemetry
+
+STORE_THREADS = 8  # for Qdrant calls, and as many for Kafka's
+
+
+class Pools:
+    """The threads that blocking work runs in; apart, so that slow stores cannot keep answers from being decoded."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.model = ThreadPoolExecutor(settings.serve.max_concurrent, "model")
+        self.index = ThreadPoolExecutor(STORE_THREADS, "index")
+        self.topics = ThreadPoolExecutor(STORE_THREADS, "topics")
+        self.loads = ThreadPoolExecutor(LOAD_THREADS, "kv-load")
+        self.probes = ThreadPoolExecutor(1, "probes")
+
+    def shutdown(self) -> None:
+        """Start nothing more; what runs ends on its own."""
+        for pool in (self.model, self.index, self.topics, self.loads, self.probes):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class Service:
+    """Everything that needs the parts."""
+
+    parts: Parts
+    retriever: Retriever
+    answerer: Answerer
+    documents: Documents
+
+    @classmethod
+    def of(cls, settings: Settings, parts: Parts, pools: Pools, telemetry: Telemetry) -> Service:
+        """Wire it."""
+        retriever = Retriever(parts, pools.index)
+        loader = KvLoader(
+            parts.kv, parts.model.fingerprint.digest, pools.loads, settings.serve.load_timeout_s, telemetry
+        )
+        answerer = Answerer(
+            settings,
+            parts,
+            retriever=retriever,
+            loader=loader,
+            admission=Admission(settings.serve.max_concurrent, settings.serve.max_queue, telemetry),
+            pool=pools.model,
+            telemetry=telemetry,
+        )
+        documents = Documents(parts, settings.kafka, reads=pools.index, writes=pools.topics)
+        return cls(parts, retriever, answerer, documents)
+
+
+class State:
+    """What an app holds: settings, metrics, threads, and the service once it is ready."""
+
+    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+        self.settings, self.telemetry = settings, telemetry
+        self.readiness = Readiness()
+        self.pools = Pools(settings)
+        self._service: Service | None = None
+
+    @property
+    def service(self) -> Service:
+        """The service.
+
+        Raises:
+            NotReadyError: the parts are not there yet.
+        """
+        if self._service is None:
+            self._service = Service.of(self.settings, self.readiness.parts, self.pools, self.telemetry)
+        return self._service
+
+
+async def whole(events: AsyncGenerator[Event, None]) -> AnswerResponse:
+    """Read the events to their end and keep the answer."""
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Done):
+                return event.response
+    raise AssertionError("the events of an answer end with Done")

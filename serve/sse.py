@@ -1,0 +1,72 @@
+"""An answer as server-sent events: `citations`, `token`…, `done`; or `error`, after which nothing comes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from serve.answer import Cited, Done, Event
+from serve.disconnect import or_disconnect
+from serve.errors import error_body
+
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # proxies must pass each event on at once
+_log = logging.getLogger("kvquilt.serve")
+
+
+class EventStream(Response):
+    """Sends events as they come. A fault before the first event is an ordinary error response, not an event.
+
+    A client that goes away closes `events`, also while nothing is being sent.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        with suppress(ClientDisconnect):  # nobody is left to be told
+            await or_disconnect(receive, self._send(scope, send))
+
+    async def _send(self, scope: Scope, send: Send) -> None:
+        started = False
+        async with aclosing(self._events) as events:
+            try:
+                async for event in events:
+                    if not started:
+                        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                        started = True
+                    await send(_message(_encode(event)))
+            except Exception as error:
+                if not started:
+                    raise
+                _log.exception("request %s failed in its stream", scope["state"]["request_id"])
+                await send(_message(_frame("error", error_body(error)[1])))
+        await send(_message(b"", more=False))
+
+
+def _message(body: bytes, more: bool = True) -> dict[str, object]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+def _encode(event: Event) -> bytes:
+    if isinstance(event, Cited):
+        return _frame("citations", {"citations": [citation.model_dump() for citation in event.citations]})
+    if isinstance(event, Done):
+        return _frame("done", event.response)
+    return _frame("token", {"text": event.text})
+
+
+def _frame(name: str, data: BaseModel | dict[str, object]) -> bytes:
+    text = data.model_dump_json() if isinstance(data, BaseModel) else json.dumps(data, ensure_ascii=False)
+    return f"event: {name}\ndata: {text}\n\n".encode()

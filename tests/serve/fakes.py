@@ -1,0 +1,277 @@
+"""A service over real stores in memory and a scripted model: what the HTTP tests need to see and to hold up."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+
+from engine import PromptTemplate, SamplingParams, Step
+from schemas.chunk import Chunk, IndexedChunk
+from schemas.errors import BlobError, TopicError
+from schemas.fingerprint import Fingerprint, Generation
+from schemas.head import DocumentState, Head
+from schemas.ids import DocumentKey, artifact_key, token_digest
+from schemas.kv_artifact import ArtifactHeader, KvArtifact, payload_sha256
+from schemas.settings import Settings
+from serve import Parts
+from stores import Blobs, KvStore, Message, VectorIndex, open_blobs, open_index
+
+DIM = 16
+PREFIX = (1, 2, 3)
+
+
+class ByteTokenizer:
+    """One id per UTF-8 byte."""
+
+    def encode(self, text: str) -> list[int]:
+        return [byte + 10 for byte in text.encode()]
+
+
+class LetterEmbedder:
+    """Counts words by a checksum: texts that share words are near each other."""
+
+    dim = DIM
+
+    def embed_query(self, text: str) -> np.ndarray:
+        vector = np.full(DIM, 1e-3, np.float32)
+        for word in text.lower().split():
+            vector[zlib.crc32(word.strip("?.,!").encode()) % DIM] += 1
+        return vector / np.linalg.norm(vector)
+
+
+FINGERPRINT = Fingerprint(
+    model="scripted",
+    weights_sha256="w",
+    tokenizer_sha256="t",
+    rope={"full": "r"},
+    n_layers=1,
+    n_kv_heads=1,
+    head_dim=2,
+    rotary_dim=2,
+    rope_layout="half_split",
+    dtype="float32",
+    k_state="pre_rope",
+    layout="LHTD",
+)
+GENERATION = Generation(
+    fingerprint=FINGERPRINT,
+    prefix_sha256=token_digest(PREFIX),
+    prefill_variant="shared_prefix",
+    embedder="letters",
+    embedder_sha256="e",
+    embedding_dim=DIM,
+    chunker="test/1",
+    chunk_max_tokens=512,
+)
+
+
+@dataclass
+class ScriptedModel:
+    """Says its words one by one. `hold` keeps the next step back until it is set, or until it is cancelled."""
+
+    words: Sequence[str] = ("It ", "is ", "so.")
+    fingerprint: Fingerprint = FINGERPRINT
+    reuse_refusal: str | None = None
+    max_tokens: int = 4096
+    hold_at: int | None = None
+    hold: threading.Event = field(default_factory=threading.Event)
+    held: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    stopped: threading.Event = field(default_factory=threading.Event)
+    fails_at: int | None = None
+    stitched_rows: list[int] = field(default_factory=list)
+    calls: int = 0
+
+    def stitch(self, plan: Any, rows: Sequence[Any]) -> object:
+        self.stitched_rows.append(sum(row is not None for row in rows))
+        return object()
+
+    def generate(
+        self, plan: Any, stitched: object | None, sampling: SamplingParams, cancelled: Callable[[], bool]
+    ) -> Iterator[Step]:
+        self.calls += 1
+        words = self.words[: sampling.max_tokens]
+        for n, word in enumerate(words):
+            if n == self.fails_at:
+                raise RuntimeError("the secret internals")
+            if n == self.hold_at:
+                self.held.release()
+                while not self.hold.wait(0.002):
+                    if cancelled():
+                        self.stopped.set()
+                        return
+            last = n + 1 == len(words)
+            yield Step(n, word, ("length" if len(words) < len(self.words) else "stop") if last else None)
+
+
+class ListPublisher:
+    """A topic as a list."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.down = False
+
+    def publish(self, topic: str, key: bytes | None, value: bytes | None, headers: Any = ()) -> Message:
+        if self.down:
+            raise TopicError("no broker at nowhere:9092")
+        message = Message(topic, 0, len(self.messages), 1_700_000_000_000, key, value, tuple(headers))
+        self.messages.append(message)
+        return message
+
+    def close(self) -> None:
+        pass
+
+
+class Corpus:
+    """Writes documents the way ingest does: points, head, artifacts."""
+
+    def __init__(self, index: VectorIndex, kv: KvStore) -> None:
+        self.index, self.kv = index, kv
+        self._embedder, self._tokenizer = LetterEmbedder(), ByteTokenizer()
+
+    def put(
+        self,
+        doc_id: str,
+        *texts: str,
+        version: int = 1,
+        tenant: str = "default",
+        kv: bool = True,
+        title: str | None = None,
+    ) -> list[IndexedChunk]:
+        chunks = self.points(doc_id, *texts, version=version, tenant=tenant, kv=kv, title=title)
+        self.flip(doc_id, version, tenant=tenant, n_chunks=len(chunks), title=title)
+        return chunks
+
+    def points(
+        self, doc_id: str, *texts: str, version: int, tenant: str = "default", kv: bool = True, title: str | None = None
+    ) -> list[IndexedChunk]:
+        document, start, chunks = DocumentKey(tenant, doc_id), 0, []
+        for ordinal, text in enumerate(texts):
+            ids = tuple(self._tokenizer.encode(text))
+            chunk = Chunk(document, version, ordinal, text, start, start + len(text), ids)
+            start += len(text)
+            key = artifact_key(FINGERPRINT.digest, GENERATION.prefix_sha256, ids)
+            chunks.append(IndexedChunk(chunk, key, self._embedder.embed_query(text)[None], kv, title))
+            if kv:
+                self.kv.put(document, key, self.artifact(chunk))
+        self.index.upsert(chunks)
+        return chunks
+
+    def flip(
+        self,
+        doc_id: str,
+        version: int,
+        *,
+        tenant: str = "default",
+        n_chunks: int = 1,
+        state: DocumentState = DocumentState.LIVE,
+        title: str | None = None,
+    ) -> None:
+        self.index.flip(
+            Head(
+                tenant=tenant,
+                doc_id=doc_id,
+                version=version,
+                state=state,
+                generation=GENERATION.name,
+                content_digest=str(version),
+                n_chunks=n_chunks,
+                event_ms=version,
+                committed_ms=version,
+                title=title,
+            )
+        )
+
+    def artifact(self, chunk: Chunk) -> KvArtifact:
+        ids = np.asarray(chunk.token_ids, np.int32)
+        k, v = (np.full((1, 1, len(ids), 2), fill, np.float32).tobytes() for fill in (1.0, 2.0))
+        header = ArtifactHeader(
+            format_version=1,
+            generation=GENERATION.name,
+            fingerprint=FINGERPRINT,
+            prefix_sha256=GENERATION.prefix_sha256,
+            tenant=chunk.document.tenant,
+            doc_id=chunk.document.doc_id,
+            version=chunk.version,
+            ordinal=chunk.ordinal,
+            token_sha256=chunk.token_digest,
+            payload_sha256=payload_sha256(k, v, ids),
+        )
+        return KvArtifact(header, k, v, ids)
+
+
+class SlowBlobs(Blobs):
+    """Counts whole reads; `gate` holds them until it is set."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self.__dict__.update(blobs.__dict__)
+        self.gate, self.reads, self.fails = threading.Event(), [], "nothing"
+        self.gate.set()
+
+    def view(self, key: str) -> Any:
+        self.reads.append(key)
+        assert self.gate.wait(20)
+        if self.fails in key:
+            raise BlobError("the bucket answered 500")
+        return super().view(key)
+
+
+@dataclass
+class Bench:
+    """The parts of one service, and their handles."""
+
+    parts: Parts
+    model: ScriptedModel
+    corpus: Corpus
+    publisher: ListPublisher
+    blobs: SlowBlobs
+
+
+def make_bench(name: str, settings: Settings) -> Bench:
+    index = open_index(settings.qdrant, f":memory:{name}", GENERATION.name, DIM)
+    index.ensure()
+    blobs = SlowBlobs(open_blobs(f"memory://{name}"))
+    kv, model, publisher = KvStore(blobs, GENERATION.name), ScriptedModel(), ListPublisher()
+    tokenizer: Any = ByteTokenizer()
+    template = PromptTemplate(PREFIX, (4,), (5,), (6, 7), tokenizer)
+    parts = Parts(
+        generation=GENERATION,
+        template=template,
+        model=model,
+        embedder=LetterEmbedder(),
+        index=index,
+        blobs=blobs,
+        kv=kv,
+        publisher=publisher,
+        closers=(index.close,),
+    )
+    return Bench(parts, model, Corpus(index, kv), publisher, blobs)
+
+
+def events(response: httpx.Response) -> list[tuple[str, Any]]:
+    """The server-sent events of a whole response."""
+    frames = [frame.split("\n", 1) for frame in response.text.split("\n\n") if frame]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in frames]
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    """Wait until `condition()` holds."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"still not after {timeout_s} s: {what}"
+        time.sleep(0.005)
+
+
+def metric(client: httpx.Client, sample: str) -> float:
+    """The value of one sample of /metrics, such as `kvquilt_cancelled_total`."""
+    for line in client.get("/metrics").text.splitlines():
+        if line.startswith(sample + " "):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no sample {sample}")
