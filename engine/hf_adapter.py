@@ -28,6 +28,7 @@ from schemas.errors import UnsupportedModelError
 from schemas.ids import digest
 
 ATTENTION = "kvquilt"  # not registered with a mask function: transformers then builds no mask
+_ROW_SET = "_kvquilt_row_set"  # travels on the key tensor: not every family hands keyword arguments on
 SPEC_FORMAT = 1  # raise it when `ModelSpec` or the probe changes
 
 
@@ -117,11 +118,9 @@ class HfModel:
         self.module: Any = model.eval()
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        decoders = [part for part in model.modules() if hasattr(part, "layers") and isinstance(part.layers, ModuleList)]
-        if len(decoders) != 1:
-            raise UnsupportedModelError(f"{type(model).__name__} has {len(decoders)} stacks of layers; expected one")
-        self.layers: list[Any] = list(decoders[0].layers)
-        self._decoder = decoders[0]
+        self._decoder = model.base_model  # without the head: for passes whose logits nobody reads
+        stacks = [part.layers for part in model.modules() if isinstance(getattr(part, "layers", None), ModuleList)]
+        self.layers: list[Any] = list(stacks[0]) if len(stacks) == 1 else []
         self._cache_argument = _cache_argument(type(model).forward)
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: RowSet) -> None:
@@ -149,7 +148,6 @@ class HfModel:
             input_ids=ids[None].to(device),
             position_ids=positions[None].to(device),
             use_cache=True,
-            row_set=rows,
             **{self._cache_argument: _RowCache(rows)},
             **kwargs,
         )
@@ -240,6 +238,7 @@ class _RowCache(Cache):  # type: ignore[misc] # transformers is untyped
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._rows.store(layer_idx, key_states[0], value_states[0])
+        setattr(key_states, _ROW_SET, self._rows)  # the attention function gets this very tensor next
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -254,15 +253,15 @@ def _attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    row_set: RowSet | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention over the row set that the forward pass was started with."""
+    row_set: RowSet | None = getattr(key, _ROW_SET, None)
     for feature in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(feature) is not None:
             raise UnsupportedModelError(f"{type(module).__name__} uses {feature}, which our attention does not have")
     if row_set is None or attention_mask is not None:
-        raise UnsupportedModelError(f"{type(module).__name__} does not hand on what its attention function needs")
+        raise UnsupportedModelError(f"{type(module).__name__} attends to other keys than those of its cache")
     scale = scaling if scaling is not None else float(query.shape[-1]) ** -0.5
     out = row_set.attend(module.layer_idx, query[0], scale, sliding_window)
     return out.transpose(0, 1)[None].contiguous(), None
