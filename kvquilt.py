@@ -51,7 +51,7 @@ DocId = Annotated[str, typer.Argument(help="Id of the document.")]
 Tenant = Annotated[str, typer.Option("--tenant", help="Whose document it is.")]
 
 
-@command(app)
+@command(app, long_running=True)
 def up(context: Context, data_dir: DataDir = None, host: Host = None, port: Port = None) -> None:
     """Run everything on this machine: broker, both pipelines, HTTP service. Ctrl-C stops it."""
     from cli.up import up
@@ -94,7 +94,7 @@ def ask(
     ask(context, question, mode=mode, k=k, max_tokens=max_tokens)
 
 
-@command(ingest, "index")
+@command(ingest, "index", long_running=True)
 def ingest_index(context: Context, data_dir: DataDir = None, bootstrap: Bootstrap = None) -> None:
     """Documents topic -> chunks -> vectors -> head -> commit record. SIGTERM drains and exits 0."""
     from cli.pipelines import index
@@ -102,7 +102,7 @@ def ingest_index(context: Context, data_dir: DataDir = None, bootstrap: Bootstra
     index(context)
 
 
-@command(ingest, "prefill")
+@command(ingest, "prefill", long_running=True)
 def ingest_prefill(context: Context, data_dir: DataDir = None, bootstrap: Bootstrap = None) -> None:
     """Commits topic -> missing KV artifacts -> object store. SIGTERM drains and exits 0."""
     from cli.pipelines import prefill
@@ -110,7 +110,7 @@ def ingest_prefill(context: Context, data_dir: DataDir = None, bootstrap: Bootst
     prefill(context)
 
 
-@command(app)
+@command(app, long_running=True)
 def backfill(
     context: Context,
     files: Annotated[list[Path], typer.Argument(help="JSON Lines or Parquet files of documents.")],
@@ -123,7 +123,7 @@ def backfill(
     backfill(context, files)
 
 
-@command(app)
+@command(app, long_running=True)
 def serve(
     context: Context,
     data_dir: DataDir = None,

@@ -157,7 +157,7 @@ def _index(settings: Settings) -> str:
 def _service(settings: Settings, running: Running | None) -> Check:
     try:
         with Service.of(settings) as service:
-            service.get("/readyz")
+            service.check_ready()
             return Check("service", "ok", f"{service.url} is ready")
     except KvquiltError as error:
         wanted = settings.client.url or running

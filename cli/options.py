@@ -33,8 +33,12 @@ _COMMON: dict[str, tuple[Any, Any]] = {  # name -> (annotation, default)
 }
 
 
-def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(
+    app: typer.Typer, name: str | None = None, *, long_running: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a command whose first parameter is a `cli.context.Context`, built from the common options.
+
+    With `long_running`, logging is set up before the command's own imports, some of which log.
 
     A parameter may declare the setting that it is a short form of: `SETTING = "serve.port"` as second metadata of
     its `Annotated` type (see `setting`); it then has the precedence of a flag.
@@ -51,7 +55,12 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[...
 
             common = {name: values.pop(name) for name in _COMMON}
             flags = {key: value for name, key in shortcuts.items() if (value := values.pop(name)) is not None}
-            function(make_context(flags=flags, **common), **values)
+            context = make_context(flags=flags, **common)
+            if long_running:
+                from cli.logs import set_up_logging
+
+                set_up_logging(context.quiet)
+            function(context, **values)
 
         extra = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -11,7 +11,6 @@ from pathlib import Path
 from cli.context import Context
 from cli.embedded import embedded
 from cli.flags import settings_lines
-from cli.logs import set_up_logging
 from cli.running import with_broker
 from cli.start import say_identity
 from cli.stop import stop_on_signals
@@ -33,7 +32,6 @@ def prefill(context: Context) -> None:
 
 
 def _stream(context: Context, run: Callable[[Settings, threading.Event], None]) -> None:
-    set_up_logging(context.quiet)
     settings = with_broker(context.settings)
     with stop_on_signals() as stop:
         _say_start(context, settings)
@@ -50,7 +48,6 @@ def _say_start(context: Context, settings: Settings) -> None:
 
 def backfill(context: Context, files: Sequence[Path]) -> None:
     """Ingest files in one batch run, with bars, and print what became of the rows."""
-    set_up_logging(context.quiet)
     with ExitStack() as stack:
         if context.settings.qdrant.url:
             settings = with_broker(context.settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from cli.context import Context
 from cli.flags import settings_lines
-from cli.logs import set_up_logging
 from cli.start import say_identity
 from serve import build_parts, run
 from serve.parts import Parts
@@ -12,7 +11,6 @@ from serve.parts import Parts
 
 def serve(context: Context) -> None:
     """Serve until SIGTERM or Ctrl-C; open answers are finished first."""
-    set_up_logging(context.quiet)
     context.say(settings_lines(context.settings))
 
     def parts() -> Parts:

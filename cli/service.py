@@ -38,6 +38,10 @@ class Service:
         """Close the connection."""
         self._http.close()
 
+    def check_ready(self) -> None:
+        """Return if the service can answer questions; else raise with its reason."""
+        self._answer("GET", "/readyz")
+
     def get(self, path: str) -> Any:
         """The JSON of a GET."""
         return self._json("GET", path)
@@ -82,11 +86,14 @@ class Service:
                     name, data = "message", ""
 
     def _json(self, method: str, path: str, **options: Any) -> Any:
+        return self._answer(method, path, **options).json()
+
+    def _answer(self, method: str, path: str, **options: Any) -> httpx.Response:
         with self._reachable():
             response = self._http.request(method, path, **options)
         if response.is_error:
             raise _refusal(response)
-        return response.json()
+        return response
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from cli.context import Context
 from cli.embedded import embedded
 from cli.flags import settings_lines
-from cli.logs import set_up_logging
 from cli.start import say_identity
 from cli.stop import stop_on_signals
 from ingest import run_index, run_prefill
@@ -27,7 +26,6 @@ def up(context: Context) -> None:
         InputError: the data folder is in use.
         KvquiltError: a part could not start, or ended on its own.
     """
-    set_up_logging(context.quiet)
     with stop_on_signals() as stop, embedded(context.settings) as own:
         settings = own.settings
         context.say(settings_lines(settings))

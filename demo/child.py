@@ -90,7 +90,7 @@ class Up:
 def _ready(url: str) -> bool:
     try:
         with Service(url, timeout_s=5) as service:
-            service.get("/readyz")
+            service.check_ready()
     except KvquiltError:
         return False
     return True
