@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ingest.chunking import Chunker
-from ingest.parts import IndexParts, PrefillParts, Stores
+from ingest.parts import Connect, IndexParts, PrefillParts, Stores
 from schemas.errors import UnsupportedModelError
 from schemas.settings import Settings
 
@@ -50,8 +50,11 @@ class ConnectPrefill:
 
 
 @contextmanager
-def connected(*connects: ConnectIndex | ConnectPrefill) -> Iterator[None]:
-    """Make the parts now, so that what is wrong with them is said before anything is read; close them at the end."""
+def connected(*connects: Connect[Stores]) -> Iterator[None]:
+    """Make the parts now, so that what is wrong with them is said before anything is read; close them at the end.
+
+    Parts that `connects` did not make here, because somebody else did, stay open.
+    """
     try:
         for connect in connects:
             connect()

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import apache_beam as beam
@@ -15,6 +16,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from ingest import telemetry
 from ingest.connect import ConnectIndex, ConnectPrefill, connected
 from ingest.handles import Handle, held
+from ingest.parts import Connect, IndexParts, PrefillParts
 from ingest.pipeline import IndexDocuments, PrefillDocuments
 from ingest.retry import store_retry
 from ingest.source import Feed, ReadMessages
@@ -29,62 +31,65 @@ log = logging.getLogger(__name__)
 RUNNER = "FnApiRunner, one worker in this process"  # DirectRunner would try to download another one first
 
 
-def run_index(settings: Settings, stop_event: threading.Event) -> None:
+def run_index(settings: Settings, stop_event: threading.Event, connect: Connect[IndexParts] | None = None) -> None:
     """INDEX until told to stop: documents topic -> vectors, heads, commit records.
 
     Args:
         stop_event: set it (from a handler of SIGTERM, say) to drain: the call returns when what was read is done and
             its offsets are committed.
+        connect: gives the parts; without one they are made from the settings, and closed at the end.
 
     Raises:
         StoreError: Kafka, the vector index or the object store kept failing.
         UnsupportedModelError: the tokenizer or the embedder cannot be used.
         SettingsError: a setting does not fit.
     """
-    connect = ConnectIndex(settings)
+    parts = connect or ConnectIndex(settings)
 
     def transform(progress: Handle[Progress]) -> beam.PTransform:
-        return IndexDocuments(settings.ingest, connect, progress)
+        return IndexDocuments(settings.ingest, parts, progress)
 
-    _run("index", settings, settings.kafka.documents_topic, connect, transform, stop_event)
+    _run("index", settings, settings.kafka.documents_topic, parts, transform, stop_event)
 
 
-def run_prefill(settings: Settings, stop_event: threading.Event) -> None:
+def run_prefill(settings: Settings, stop_event: threading.Event, connect: Connect[PrefillParts] | None = None) -> None:
     """PREFILL until told to stop: commits topic -> KV artifacts. As `run_index`; needs the LLM, not the embedder.
 
     Raises:
         UnsupportedModelError: also where the model cannot be served with reuse.
     """
-    connect = ConnectPrefill(settings)
+    parts = connect or ConnectPrefill(settings)
 
     def transform(progress: Handle[Progress]) -> beam.PTransform:
-        return PrefillDocuments(settings.ingest, connect, progress)
+        return PrefillDocuments(settings.ingest, parts, progress)
 
-    _run("prefill", settings, settings.kafka.commits_topic, connect, transform, stop_event)
+    _run("prefill", settings, settings.kafka.commits_topic, parts, transform, stop_event)
 
 
 def _run(
     name: str,
     settings: Settings,
     topic: str,
-    connect: ConnectIndex | ConnectPrefill,
+    connect: Connect[Any],
     transform: Callable[[Handle[Progress]], beam.PTransform],
     stop: threading.Event,
 ) -> None:
-    ingest, group = settings.ingest, f"{settings.kafka.group}.{name}"
-    with held(Progress()) as progress:
-        store_retry(lambda: ensure_topics(settings.kafka), "setting up topics", ingest, SystemClock())
-        with connected(connect):
-            feed = Feed(settings.kafka, topic, group, stop, poll_s=ingest.poll_s)
-            with store_retry(feed.__enter__, f"opening topic {topic}", ingest, SystemClock()), _lag_of(feed):
-                log.info("%s: reading %s as group %s; runner: %s", name, topic, group, RUNNER)
+    ingest, group, clock = settings.ingest, f"{settings.kafka.group}.{name}", SystemClock()
+    feed = Feed(settings.kafka, topic, group, stop, poll_s=ingest.poll_s)
+    with ExitStack() as stack:
+        store_retry(lambda: ensure_topics(settings.kafka), "setting up topics", ingest, clock)
+        stack.enter_context(connected(connect))
+        store_retry(lambda: stack.enter_context(feed), f"opening topic {topic}", ingest, clock)
+        stack.enter_context(_lag_of(feed))
+        progress = stack.enter_context(held(Progress()))
+        log.info("%s: reading %s as group %s; runner: %s", name, topic, group, RUNNER)
 
-                def run() -> None:
-                    feed.start_round(ingest.round_bundles, ingest.round_s)
-                    run_pipeline(lambda p: p | "ReadMessages" >> ReadMessages(feed) | transform(progress))
+        def run() -> None:
+            feed.start_round(ingest.round_bundles, ingest.round_s)
+            run_pipeline(lambda p: p | "ReadMessages" >> ReadMessages(feed) | transform(progress))
 
-                run_rounds(name, run, progress(), ingest, stop)
-        log.info("%s: drained", name)
+        run_rounds(name, run, progress(), ingest, stop)
+    log.info("%s: drained", name)
 
 
 def run_pipeline(build: Callable[[beam.Pipeline], Any]) -> None:
