@@ -130,10 +130,10 @@ class Answerer:
 
     def _check(self, body: AnswerRequest) -> None:
         check_question(body.question)
-        known = (self._settings.model.name, self._parts.model.fingerprint.model)
-        if body.model is not None and body.model not in known:
+        served = self._parts.model.fingerprint.model
+        if body.model is not None and body.model not in (served, self._settings.model.name):
             raise RequestError(
-                f"model {body.model[:100]!r} is not served here; {known[0]!r} is",
+                f"model {body.model[:100]!r} is not served here; {served!r} is",
                 status=404,
                 code="model_not_found",
                 param="model",
@@ -238,7 +238,7 @@ class Answerer:
         prompt_tokens, reused, fresh = (plan.n_tokens, plan.reused_tokens, plan.fresh_tokens) if plan else (0, 0, 0)
         return AnswerResponse(
             id=asked.request_id,
-            model=self._settings.model.name,
+            model=self._parts.model.fingerprint.model,
             answer=draft.text,
             finish_reason=draft.finish_reason,
             cache_mode=draft.mode,

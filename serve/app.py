@@ -11,6 +11,7 @@ from importlib.metadata import version as installed_version
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from engine.models import display_name
 from schemas.errors import KvquiltError
 from schemas.settings import Settings
 from serve import errors, introspection, routes
@@ -38,7 +39,7 @@ def create_app(
         registry: where the metrics go, to share `/metrics` with the rest of the process.
         on_failure: called when the parts cannot be built and trying again will not help.
     """
-    state = State(settings, Telemetry(settings.model.name, registry))
+    state = State(settings, Telemetry(display_name(settings.model.name), registry))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:

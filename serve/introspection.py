@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from engine.models import display_name
 from schemas.api import ErrorBody
 from serve.service import State
 
@@ -51,7 +52,7 @@ async def metrics(request: Request) -> Response:
 async def version(request: Request) -> dict[str, Any]:
     """The release, and, once the model is loaded, what it serves."""
     state = _state(request)
-    known: dict[str, Any] = {"version": installed_version("kvquilt"), "model": state.settings.model.name}
+    known: dict[str, Any] = {"version": installed_version("kvquilt"), "model": display_name(state.settings.model.name)}
     if state.readiness.loaded:
         parts = state.readiness.parts
         known |= {"generation": parts.generation.name, "fingerprint": parts.model.fingerprint.digest}

@@ -82,7 +82,7 @@ def test_an_unknown_model_is_a_404_that_names_the_known_one(client):
     """Answering with another model than the one asked for is a silent lie."""
     error = error_of(client.post("/v1/answer", json={"question": "x", "model": "gpt-9"}), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
-    assert error["message"] == "model 'gpt-9' is not served here; 'smollm2' is"
+    assert error["message"] == "model 'gpt-9' is not served here; 'scripted' is"
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
