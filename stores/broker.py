@@ -9,6 +9,7 @@ What it is good for: one machine, trying out, tests. What was found in Tansu 0.6
 - End offsets are wrong after batches of several records (a partition of 12 in one batch says 1): use the high
   watermark of a fetch.
 - An offset out of range is never reported; a reader just waits. `PartitionReader` notices by the high watermark.
+- A producer's question for a missing topic makes the topic, with four partitions, whatever the client asked for.
 - It tells no topic settings, does not compact and never deletes: the folder grows with every record.
 - Aborted transactions are visible, `offsets_for_times` ignores timestamps; median latency is about 0.1 s.
 - No authentication: it listens on loopback only, as any user of the machine may write to it.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from kafka import KafkaProducer, Serializer
-from kafka.errors import KafkaError, MessageSizeTooLargeError, RetriableError
+from kafka.errors import InvalidRecordError, KafkaError, MessageSizeTooLargeError, RetriableError
 
 from schemas.errors import InputError
 from schemas.head import CommitRecord
@@ -65,7 +65,7 @@ class Publisher:
         headers: Iterable[tuple[str, bytes | None]] = (),
     ) -> Message:
         """Write one record and wait until the broker has it; the answer says where it is."""
-        with self._errors(topic):
+        with self._errors(topic, [key]):
             kept = tuple(headers)
             return _answer(self._send(topic, key, value, kept), key, value, kept)
 
@@ -76,8 +76,11 @@ class Publisher:
         """
         waiting: deque[tuple[Any, bytes | None, bytes | None, Headers]] = deque()
         nbytes = 0
-        with self._errors(topic):
+        keyless: list[None] = []
+        with self._errors(topic, keyless):
             for key, value, headers in items:
+                if key is None:
+                    keyless.append(None)
                 kept = tuple(headers)
                 waiting.append((self._send(topic, key, value, kept), key, value, kept))
                 nbytes += len(key or b"") + len(value or b"")
@@ -100,7 +103,7 @@ class Publisher:
         """Put a message that cannot be processed aside: original bytes and headers, the cause in headers of ours."""
         cause = {
             "class": type(error).__name__,
-            "message": str(error).encode()[:MAX_ERROR_MESSAGE_BYTES].decode("utf-8", "ignore"),
+            "message": str(error).encode("utf-8", "replace")[:MAX_ERROR_MESSAGE_BYTES].decode("utf-8", "ignore"),
             "stage": stage,
             "attempts": str(attempts),
             "topic": message.topic,
@@ -152,7 +155,7 @@ class Publisher:
             return self._producer
 
     @contextmanager
-    def _errors(self, topic: str) -> Iterator[None]:
+    def _errors(self, topic: str, keys: Collection[bytes | None]) -> Iterator[None]:
         with kafka_errors(self._kafka, f"writing to topic {topic}"):
             try:
                 yield
@@ -164,6 +167,11 @@ class Publisher:
             except KafkaError as error:
                 if not isinstance(error, RetriableError):
                     self._discard()
+                # the broker's refusal of one record fails all that are on their way: blame the one without a key
+                if isinstance(error, InvalidRecordError) and None in keys:
+                    raise InputError(
+                        f"topic {topic} refuses a record without a key; a compacted topic needs one: {error}"
+                    ) from error
                 raise
 
     def _discard(self) -> None:
