@@ -16,7 +16,6 @@ from ingest.run import run_pipeline
 from ingest.source import Feed, ReadMessages
 from ingest.supervisor import Progress, run_rounds
 from schemas.errors import VectorIndexError
-from stores.broker import EmbeddedBroker
 from stores.fakes import CrashPoint, with_faults
 from stores.topics import ensure_topics, lag, read_all
 from tests.ingest.world import World, document
@@ -24,19 +23,13 @@ from tests.ingest.world import World, document
 WAIT_S = 60
 
 
-@pytest.fixture(scope="module")
-def bootstrap():
-    with EmbeddedBroker() as broker:
-        yield broker.bootstrap
-
-
 @pytest.fixture
-def streaming(bootstrap, request):
+def streaming(memory_broker, request):
     """A world whose topics are real; `start` runs both pipelines in threads."""
     world = World()
     name = request.node.name.replace("[", "_").replace("]", "")
     names = {"documents_topic": f"documents-{name}", "commits_topic": f"commits-{name}", "group": name}
-    world.connect(world.kafka.model_copy(update={"bootstrap": bootstrap, "partitions": 2, **names}))
+    world.connect(world.kafka.model_copy(update={"bootstrap": memory_broker.bootstrap, "partitions": 2, **names}))
     ensure_topics(world.kafka)
     yield world
     world.publisher.close()
