@@ -170,7 +170,14 @@ def attend(q: torch.Tensor, key_sets: Sequence[_attention.KeySet], scale: float)
         if k.dtype != q.dtype or v.dtype != q.dtype:
             raise ValueError(f"key set {n} must have the dtype of q, {q.dtype} (got {k.dtype} and {v.dtype})")
         if mask is not None:
-            shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else (mask.n_queries, mask.n_keys)
-            if shape != (q.shape[1], k.shape[1]) or (isinstance(mask, torch.Tensor) and mask.dtype != torch.bool):
-                raise ValueError(f"the mask of key set {n} must be for {(q.shape[1], k.shape[1])} (got {shape})")
+            _check_mask(n, mask, (q.shape[1], k.shape[1]))
     return _attention.attend(q, key_sets, scale)
+
+
+def _check_mask(n: int, mask: _attention.PositionMask | torch.Tensor, expected: tuple[int, int]) -> None:
+    if isinstance(mask, torch.Tensor):
+        shape, kind, fits = tuple(mask.shape), str(mask.dtype), mask.dtype == torch.bool
+    else:
+        shape, kind, fits = (mask.n_queries, mask.n_keys), "PositionMask", True
+    if shape != expected or not fits:
+        raise ValueError(f"the mask of key set {n} must be bool or a PositionMask for {expected} (got {kind} {shape})")

@@ -32,16 +32,20 @@ class Tile:
     q_end: int
     k_start: int
     k_end: int
-    hidden: torch.Tensor | None = None  # [q rows, keys] bool
+    hidden: torch.Tensor | None = None  # [q rows, keys] bool, or [1, keys] where it is the same for every row
     _bias: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict, repr=False)
 
     def bias(self, groups: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """`[G * q rows, keys]`: 0 where seen, -inf where hidden; made on first use and kept for the other layers."""
+        """`[G * q rows, keys]`: 0 where seen, -inf where hidden; made on first use and kept for the other layers.
+
+        `[1, keys]` where `hidden` is: the same for every row.
+        """
         if self.hidden is None:
             return None
         if (groups, dtype) not in self._bias:
             bias = torch.zeros(self.hidden.shape, dtype=dtype, device=self.hidden.device)
-            self._bias[groups, dtype] = bias.masked_fill_(self.hidden, float("-inf")).repeat(groups, 1)
+            bias.masked_fill_(self.hidden, float("-inf"))
+            self._bias[groups, dtype] = bias.repeat(groups, 1) if len(bias) > 1 else bias
         return self._bias[groups, dtype]
 
     @cached_property
@@ -70,26 +74,30 @@ def later(q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
     return k_pos[None, :] > q_pos[:, None]
 
 
-def position_mask(q_pos: torch.Tensor, k_pos: torch.Tensor) -> PositionMask | None:
+def position_mask(
+    q_pos: torch.Tensor, k_pos: torch.Tensor, replaced: torch.Tensor | None = None
+) -> PositionMask | None:
     """Plan the tiles of one set of keys; None where every row may see every key.
-
-    A key that nobody may see (one that is replaced by a repaired row) gets a position beyond the last query.
 
     Args:
         q_pos: `[S]` int64 absolute positions of the query rows, in any order; ascending is fastest.
         k_pos: `[T]` int64 absolute positions of the keys, in any order; ascending is fastest.
+        replaced: `[T]` bool: keys that nobody may see, because a repaired row has taken their place.
     """
     n_queries, n_keys = len(q_pos), len(k_pos)
-    if not n_queries or not n_keys or int(k_pos.max()) <= int(q_pos.min()):
+    if replaced is not None and not bool(replaced.any()):
+        replaced = None
+    if not n_queries or not n_keys or (replaced is None and int(k_pos.max()) <= int(q_pos.min())):
         return None
-    causal = n_queries == n_keys and torch.equal(q_pos, k_pos) and bool((k_pos.diff() > 0).all())
-    tiles = () if causal else _tiles(q_pos, k_pos)
+    ordered = n_queries == n_keys and torch.equal(q_pos, k_pos) and bool((k_pos.diff() > 0).all())
+    causal = ordered and replaced is None
+    tiles = () if causal else _tiles(q_pos, k_pos, replaced)
     return PositionMask(n_queries, n_keys, tuple(tiles), causal)
 
 
-def _tiles(q_pos: torch.Tensor, k_pos: torch.Tensor) -> list[Tile]:
+def _tiles(q_pos: torch.Tensor, k_pos: torch.Tensor, replaced: torch.Tensor | None) -> list[Tile]:
     ascending = bool((k_pos.diff() >= 0).all())
-    tiles = []
+    tiles: list[Tile] = []
     for start in range(0, len(q_pos), QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, len(q_pos))
         rows = q_pos[start:end]
@@ -98,11 +106,26 @@ def _tiles(q_pos: torch.Tensor, k_pos: torch.Tensor) -> list[Tile]:
             seen_by_all = int(torch.searchsorted(k_pos, rows.min(), right=True))
             seen_by_any = int(torch.searchsorted(k_pos, rows.max(), right=True))
         if seen_by_all:
-            tiles.append(Tile(start, end, 0, seen_by_all))
+            tiles += _without_replaced(start, end, seen_by_all, replaced)
         if seen_by_any > seen_by_all:
             hidden = later(rows, k_pos[seen_by_all:seen_by_any])
-            tiles.append(Tile(start, end, seen_by_all, seen_by_any, hidden))
+            if replaced is not None:
+                hidden |= replaced[seen_by_all:seen_by_any]
+            if not bool(hidden.all()):
+                tiles.append(Tile(start, end, seen_by_all, seen_by_any, hidden))
     return tiles
+
+
+def _without_replaced(q_start: int, q_end: int, n_keys: int, replaced: torch.Tensor | None) -> list[Tile]:
+    """The tile of the first `n_keys` keys, which these rows all see, except those that are replaced."""
+    if replaced is None:
+        return [Tile(q_start, q_end, 0, n_keys)]
+    kept = (~replaced[:n_keys]).nonzero()
+    if not len(kept):
+        return []
+    first, end = int(kept[0]), int(kept[-1]) + 1
+    hidden = replaced[first:end][None]
+    return [Tile(q_start, q_end, first, end, hidden if bool(hidden.any()) else None)]
 
 
 def attend(q: torch.Tensor, key_sets: Sequence[KeySet], scale: float) -> torch.Tensor:

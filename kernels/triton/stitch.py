@@ -1,6 +1,6 @@
 """One Triton launch stitches every layer of a chunk list into a cache.
 
-Grid (token tiles, layers); a program moves K and V of 16 tokens and all heads of one layer. Its addresses are row
+Grid (token tiles, layers); a program moves K and V of up to 16 tokens and all heads of one layer. Its addresses are row
 number x constexpr row size, which is what makes the accesses 128 bits wide; loads of the rotated halves are
 contiguous in both layouts. No loop with a run-time bound, no atomics, disjoint stores: deterministic. No dot, so
 no tensor-core rounding. All arithmetic is fp32 with one rounding at the store.
@@ -22,7 +22,12 @@ import triton.language as tl
 from kernels.layout import RopeLayout, descriptors
 from kernels.triton.primitives import join_pairs, rotate_pair, split_pairs
 
-BLOCK_T, NUM_WARPS = 16, 8  # 59 to 80 registers on sm_90; 32 tokens with 2 warps would spill
+# Elements of K per program, and warps: 16 tokens of 4 heads x 128 take 59 to 80 registers on sm_90. Twice as many
+# (16 tokens of 8 heads) took 138, and 32 tokens with 2 warps spill. tests/kernels/aot holds the bound.
+TILE_ELEMENTS, MAX_BLOCK_T = 8192, 16
+# Without fused multiply-add a GPU rounds every product, as torch does: rows are bit-equal to the reference's. The
+# kernel waits for memory, so the extra instructions cost nothing.
+OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 ALIGNMENT = 16  # bytes: below it the compiler falls back to 16-bit accesses
 
 
@@ -123,7 +128,8 @@ def stitch(
     src_row, src_step = descriptors(chunk_lens, n_layers, n_heads)
     sin = -sin if layout.sign < 0 else sin
     n_tokens = len(positions)
-    stitch_kernel[(triton.cdiv(n_tokens, BLOCK_T), n_layers)](
+    sizes = constants(n_heads, dst_k.shape[3], layout)
+    stitch_kernel[(triton.cdiv(n_tokens, sizes["BLOCK_T"]), n_layers)](
         src_k,
         src_v,
         dst_k,
@@ -138,8 +144,8 @@ def stitch(
         n_tokens,
         cos.shape[1],
         *(dst_k.stride(axis) for axis in (0, 1, 2)),
-        **constants(n_heads, dst_k.shape[3], layout),
-        num_warps=NUM_WARPS,
+        **sizes,
+        **OPTIONS,
     )
 
 
@@ -154,7 +160,7 @@ def constants(n_heads: int, head_dim: int, layout: RopeLayout) -> dict[str, Any]
         "H": n_heads,
         "D": head_dim,
         "R": layout.rotary_dim,
-        "BLOCK_T": BLOCK_T,
+        "BLOCK_T": max(1, min(MAX_BLOCK_T, TILE_ELEMENTS // (cover(n_heads) * cover(head_dim)))),
         "BLOCK_H": cover(n_heads),
         "BLOCK_R": max(2, cover(layout.rotary_dim)),
         "BLOCK_D": cover(head_dim),
