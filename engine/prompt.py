@@ -76,13 +76,18 @@ def _render(tokenizer: Tokenizer, system: str) -> str | None:
     attempts = [[{"role": "user", "content": f"{system}\n\n{user}" if system else user}]]
     if system:
         attempts.insert(0, [{"role": "system", "content": system}, {"role": "user", "content": user}])
+    fault: Exception | None = None
     for messages in attempts:
         try:
             rendered = tokenizer.render_chat(messages)
-        except Exception:
+        except Exception as error:  # templates are programs: one that knows no system role raises what it likes
+            fault = error
             continue
         if rendered is None:
             return None
         if system.strip() in rendered and -1 < rendered.find(_PASSAGES) < rendered.find(_QUESTION):
             return rendered
-    raise SettingsError("the model's chat template does not render a user's message as it is; use another model")
+    raise SettingsError(
+        f"the model's chat template does not render a user's message as it is ({fault or 'it drops or moves text'}); "
+        "use another model"
+    )

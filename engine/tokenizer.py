@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _FIXED_DATE = "26 Jul 2024"  # what chat templates get for today's date: no clock in any identity
+_FIXED_CLOCK = "{% macro strftime_now(format) %}" + _FIXED_DATE + "{% endmacro %}"
 
 
 class Tokenizer:
@@ -87,7 +88,7 @@ class Tokenizer:
             add_generation_prompt=True,
             enable_thinking=False,
             date_string=_FIXED_DATE,
-            strftime_now=lambda _format: _FIXED_DATE,
+            chat_template=_FIXED_CLOCK + self.chat_template,
         )
         return str(rendered)
 
