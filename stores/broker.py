@@ -61,6 +61,18 @@ class EmbeddedBroker:
         """Whether the child process runs."""
         return self._broker is not None and self._broker.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """The child's process id; raises `TopicError` where there is none."""
+        if self._broker is None:
+            raise TopicError("the embedded broker was not started")
+        return self._broker.pid
+
+    def wait(self) -> None:
+        """Wait until the child has ended."""
+        if self._broker is not None:
+            self._broker.wait()
+
     def start(self) -> str:
         """Start the child and wait until it answers; returns the address. Raises `TopicError` if it does not."""
         with self._lock:
@@ -72,6 +84,7 @@ class EmbeddedBroker:
             except TansuBinaryNotFound as error:
                 raise TopicError(f"the embedded broker is not installed for this platform: {error}") from error
             self.port = self.port or _free_port()
+            _refuse_taken(self.port)
             listener = f"tcp://{self.bootstrap}"
             self._broker = subprocess.Popen(
                 [binary, "--silent", "--listener-url", listener, "--advertised-listener-url", listener],
@@ -152,6 +165,16 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _refuse_taken(port: int) -> None:
+    """Otherwise the wait for our broker would end at whoever listens there already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the broker does; a restart finds old sockets
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise TopicError(f"the embedded broker cannot listen on port {port}: {error.strerror}") from error
 
 
 def kill_when_we_end(pid: int) -> subprocess.Popen[bytes]:

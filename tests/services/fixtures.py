@@ -56,7 +56,7 @@ def kafka(broker, request) -> KafkaSettings:
 
 
 @pytest.fixture(autouse=True)
-def _quiet_kafka_client(caplog) -> None:
+def quiet_kafka_client(caplog) -> None:
     """kafka-python logs an error for every refused connection, many a second while a broker is away."""
     caplog.set_level(logging.CRITICAL, logger="kafka")
 

@@ -63,6 +63,8 @@ class ApacheKafka:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> str:
+        if self._process is not None and self._process.poll() is None:
+            return self.bootstrap
         config = self.folder / "kraft.properties"
         if not config.exists():
             logs = self.folder / "logs"
