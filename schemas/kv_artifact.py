@@ -263,6 +263,6 @@ def _range(tensors: dict[str, Any], name: str, dtype: str, shape: list[int], ite
         raise ArtifactMiss(MissReason.FORMAT, f"tensor {name} has no data_offsets [begin, end]")
     begin, end = offsets
     nbytes = math.prod(shape) * itemsize
-    if begin < 0 or begin % itemsize or end - begin != nbytes:
+    if begin % itemsize or end - begin != nbytes:  # that it is not negative follows from `decode`'s first range
         raise ArtifactMiss(MissReason.FORMAT, f"tensor {name} lies at [{begin}, {end}); expected {nbytes} bytes")
     return begin, end

@@ -325,6 +325,23 @@ def test_kv_05_ids_that_do_not_have_the_digest_that_the_header_claims_are_refuse
     assert refused(data)[0] is MissReason.TOKEN_IDS
 
 
+def test_kv_05_a_header_that_claims_other_ids_than_the_tensor_has_is_refused():
+    claim = changed(lambda h: h["__metadata__"].update(token_sha256=token_digest([9, 9, 9])))
+    assert refused(claim)[0] is MissReason.TOKEN_IDS
+
+
+def test_a_tensor_that_begins_at_an_odd_byte_is_refused():
+    """Whoever maps it as int32 or float32 would read from an address that some processors refuse."""
+    odd = fake_fingerprint(dtype="bfloat16", n_layers=1, n_kv_heads=1, head_dim=1)
+    _, artifact = fake_artifact(DOC, IDS, fingerprint=odd)
+    data = kv_artifact.encode(artifact)
+    header = json.loads(data[8 : kv_artifact.header_end(data)])
+    for name, place in (("k", [0, 6]), ("token_ids", [6, 18]), ("v", [18, 24])):
+        header[name]["data_offsets"] = place
+    reason, message = refused(file(json.dumps(header), artifact.k + data[-24:-12] + artifact.v))
+    assert (reason, "[6, 18)" in message) == (MissReason.FORMAT, True)
+
+
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 71, 72, 143])
 def test_rows_that_are_not_finite_are_refused_although_their_checksum_is_right(place, value):

@@ -204,6 +204,19 @@ def test_a_put_whose_answer_was_lost_is_there_when_it_is_tried_again(blobs):
     assert bytes(get(store, DOC, key).k) == artifact.k
 
 
+def test_a_delete_takes_along_what_a_killed_writer_left_of_the_document(tmp_path):
+    """Invisible to a list, but bytes of a document that must be gone; also where there is nothing else to delete."""
+    store = KvStore(open_blobs(tmp_path.as_uri()), "fake")
+    key, artifact = fake_artifact(DOC, IDS)
+    staged = tmp_path / (store.path(DOC, key) + "#1")
+    for keys in ([key], []):
+        store.put(DOC, key, artifact)
+        staged.write_bytes(b"half")
+        store.delete(DOC, keys)
+        assert not staged.exists()
+    assert store.keys(DOC) == [key]
+
+
 WRITER = """
 import sys
 from schemas.ids import DocumentKey

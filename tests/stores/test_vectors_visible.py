@@ -55,6 +55,15 @@ def test_vec_02_a_deleted_document_is_gone_although_its_points_are_still_there(i
     assert index.search_visible("acme", QUESTION, 3) == []
 
 
+def test_points_of_a_version_that_lost_to_a_tombstone_of_the_same_version_are_not_visible(
+    index, make_chunks, make_head
+):
+    """Two events with one version: the delete won the flip, the other had written its points already."""
+    index.upsert(make_chunks(doc("a"), 2, vectors=[near(0.9)]))
+    index.flip(make_head(doc("a"), 2, live=False, n=0))
+    assert index.search_visible("acme", QUESTION, 3) == []
+
+
 def test_what_is_dropped_is_filled_up_to_k_from_further_down(index, make_chunks, make_head):
     """Fifty superseded chunks lie nearer than the live ones: a single search would come back empty."""
     index.upsert(make_chunks(doc("stale"), 1, vectors=[near(0.99 - n / 1000) for n in range(50)]))
