@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels import RopeLayout
-from kernels.triton.stitch import OPTIONS, constants, stitch_kernel
+from kernels.triton.stitch import constants, options, stitch_kernel
 
 CUOBJDUMP = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = "*{0} *{0} *{0} *{0} *fp32 *fp32 *i32 *i64 *i32 *i32 *i64 i32 i32 i64 i64 i64"
@@ -43,7 +43,7 @@ def machine_code(dtype: str, heads: int, head_dim: int, layout: RopeLayout) -> d
         constexprs={(names.index(n),): value for n, value in values.items()},
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
-    built = triton.compile(source, target=GPUTarget("cuda", SM, 32), options=OPTIONS)
+    built = triton.compile(source, target=GPUTarget("cuda", SM, 32), options=options(values))
     result: dict[str, object] = {}
     for name, op in (("loads", "ld"), ("stores", "st")):
         found = re.findall(rf"\b{op}\.global(?:\.\w+|::\w+)*?(?:\.v(\d))?\.[a-z](\d+)\b", built.asm["ptx"])
