@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from prometheus_client import REGISTRY
+
 from cli.context import Context
 from cli.embedded import embedded
 from cli.flags import settings_lines
@@ -31,7 +33,8 @@ def up(context: Context) -> None:
         context.say(settings_lines(settings))
         ensure_topics(settings.kafka)
         workers = Workers(stop)
-        server = BackgroundServer(settings, lambda: _parts(context, settings, workers))
+        # the pipelines' metrics are in the default registry: /metrics shows both
+        server = BackgroundServer(settings, lambda: _parts(context, settings, workers), registry=REGISTRY)
         own.folder.announce(server.start(), settings.kafka.bootstrap)
         context.say(f"listening on {server.url}, broker at {settings.kafka.bootstrap}; Ctrl-C stops")
         workers.start("the index pipeline", lambda: run_index(settings, stop))

@@ -15,10 +15,15 @@ class Report:
 
     url: str
     rows: list[tuple[str, str]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
 
     def add(self, what: str, value: str) -> None:
         """One more line."""
         self.rows.append((what, value))
+
+    def fault(self, what: str) -> None:
+        """Something that kvquilt promises did not hold."""
+        self.faults.append(what)
 
     def print(self, console: Console) -> None:
         """The table and the address of the page."""

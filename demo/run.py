@@ -22,7 +22,7 @@ from cli.service import Service
 from demo.child import Up
 from demo.report import Report
 from demo.script import Script, load_script
-from demo.steps import Asker, change, delete, race
+from demo.steps import Asker, ask_facts, change, delete, race
 from schemas.errors import InputError, KvquiltError
 from schemas.settings import Settings, load_settings
 from stores import Publisher
@@ -42,6 +42,8 @@ def main(
         with Up(folder) as up:
             report = run(console, up, load_script(HERE / "questions.yaml"))
             report.print(console)
+            if report.faults:
+                raise KvquiltError("; ".join(report.faults))
             if not exit_:
                 console.print("\nAsk it yourself on that page. Ctrl-C ends the demo.")
                 _until_interrupted(up)
@@ -59,8 +61,9 @@ def run(console: Console, up: Up, script: Script) -> Report:
     """The steps, in order."""
     start_s = time.monotonic()
     console.rule("kvquilt up")
-    console.print("One process: HTTP service, index and prefill pipelines; beside it a broker. Loading the two models…")
-    running = up.wait_ready()
+    console.print("One process with the HTTP service and both pipelines; beside it a broker.")
+    with console.status("loading the two models; the first time ever they are converted first"):
+        running = up.wait_ready()
     report = Report(url=running.url)
     report.add("service ready", f"{time.monotonic() - start_s:.1f} s")
     settings = load_settings(
@@ -70,12 +73,10 @@ def run(console: Console, up: Up, script: Script) -> Report:
         asker = Asker(console, service)
         _publish(console, settings, report)
         console.rule("five questions")
-        for question in script.questions:
-            asker.ask(question)
-        report.add("median time to first token, five questions", f"{asker.median_ttft_s() * 1000:.0f} ms")
+        ask_facts(asker, script.questions, report)
         change(console, asker, script.change, HERE / "handbook", report)
         delete(console, asker, script.delete, report)
-        race(console, service, script.long, report)
+        race(console, service, script.long.question, report)
     peak = up.peak_bytes()
     if peak is not None:
         report.add("most memory, service and broker", f"{peak / 2**30:.1f} GiB")

@@ -12,29 +12,51 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Change(_Part):
-    """One document gets a new fact; the question is about it."""
+class Fact(_Part):
+    """A question about one page; a right answer holds one of `expect`, in lower case."""
 
-    document: str
+    question: str
+    doc: str
+    expect: tuple[str, ...]
+
+
+class Change(_Part):
+    """`old` stands in the page exactly once and becomes `new`; the question is about it."""
+
+    doc: str
     old: str
     new: str
     question: str
+    expect_before: tuple[str, ...]
+    expect_after: tuple[str, ...]
 
 
 class Deletion(_Part):
-    """One document goes; the question is about it."""
+    """The page goes; an answer that holds one of `unexpected` would come from it."""
 
-    document: str
+    doc: str
+    question: str
+    unexpected: tuple[str, ...]
+
+
+class Long(_Part):
+    """Asked with many passages."""
+
     question: str
 
 
 class Script(_Part):
     """All of it."""
 
-    questions: tuple[str, ...]
+    questions: tuple[Fact, ...]
     change: Change
     delete: Deletion
-    long: str
+    long: Long
+
+
+def holds(answer: str, facts: tuple[str, ...]) -> bool:
+    """Whether an answer says one of `facts`."""
+    return any(fact in answer.lower() for fact in facts)
 
 
 def load_script(file: Path) -> Script:

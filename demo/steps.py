@@ -14,10 +14,11 @@ from cli.ask import read_answer
 from cli.service import Service, document_path
 from cli.waiting import POLL_S
 from demo.report import Report
-from demo.script import Change, Deletion
+from demo.script import Change, Deletion, Fact, holds
 from schemas.api import AnswerResponse
 from schemas.errors import KvquiltError
 
+ANSWER_TOKENS = 48  # the packaged model is small and rambles after its first sentence
 LONG_TOKENS = 4_000
 CHANGE_TIMEOUT_S = 120.0
 REUSE_RUNS = 5
@@ -30,15 +31,19 @@ class Asker:
         self.console, self.service = console, service
         self._ttft_s: list[float] = []
 
-    def ask(self, question: str) -> AnswerResponse:
-        """One question, shown."""
+    def ask(self, question: str, about: str | None = None) -> AnswerResponse:
+        """One question, shown; with the version of the page that it is `about`."""
         self.console.print(f"\n[bold]{escape(question)}[/bold]")
-        answer = read_answer(self.service.events("/v1/answer", {"question": question, "stream": True}), live=True)
+        body = {"question": question, "stream": True, "max_tokens": ANSWER_TOKENS}
+        answer = read_answer(self.service.events("/v1/answer", body), live=True)
         self._ttft_s.append(answer.timing.ttft_s)
         usage = answer.usage
-        cited = ", ".join(f"{citation.doc_id} v{_short(citation.version)}" for citation in answer.citations)
+        cited = dict.fromkeys(
+            f"{citation.doc_id} (version {citation.version})" if citation.doc_id == about else citation.doc_id
+            for citation in answer.citations
+        )
         counts = f"{usage.prompt_tokens} prompt tokens = {usage.reused_tokens} reused + {usage.fresh_tokens} fresh"
-        self.console.print(f"\n[dim]from {escape(cited)}", soft_wrap=True)
+        self.console.print(f"\n[dim]from {escape(', '.join(cited))}", soft_wrap=True)
         self.console.print(f"[dim]first token {answer.timing.ttft_s * 1000:.0f} ms; {counts}")
         return answer
 
@@ -47,44 +52,60 @@ class Asker:
         return statistics.median(self._ttft_s)
 
 
+def ask_facts(asker: Asker, facts: tuple[Fact, ...], report: Report) -> None:
+    """The questions at the beginning."""
+    right = 0
+    for fact in facts:
+        answer = asker.ask(fact.question)
+        found = holds(answer.answer, fact.expect)
+        right += found
+        asker.console.print(f"[{'green' if found else 'red'}]{'holds' if found else 'lacks'} {fact.expect[0]!r}")
+    report.add("answers that hold the fact asked for", f"{right} of {len(facts)}")
+    report.add("median time to first token of these", f"{asker.median_ttft_s() * 1000:.0f} ms")
+
+
 def change(console: Console, asker: Asker, what: Change, handbook: Path, report: Report) -> None:
     """Publish a new version of one page, wait until it is servable, and ask again."""
-    console.rule(f"change {what.document}")
-    before = asker.ask(what.question)
-    content = (handbook / what.document).read_text()
+    console.rule(f"change {what.doc}")
+    before = asker.ask(what.question, about=what.doc)
+    content = (handbook / what.doc).read_text()
     if what.old not in content:
-        raise KvquiltError(f"{what.document} does not hold {what.old!r}; questions.yaml must follow the handbook")
+        raise KvquiltError(f"{what.doc} does not hold {what.old!r}; questions.yaml must follow the handbook")
     console.print(f"\n[yellow]- {escape(what.old)}\n+ {escape(what.new)}[/yellow]")
     start_s = time.monotonic()
-    old = _version(asker.service, what.document)
+    old = _version(asker.service, what.doc)
     body = {"content": content.replace(what.old, what.new), "content_type": "markdown", "title": _title(content)}
-    asker.service.put(document_path(what.document), body)
-    status = _reach(asker.service, what.document, old)
+    asker.service.put(document_path(what.doc), body)
+    status = _reach(asker.service, what.doc, old)
     report.add("a changed page, event to servable text", _seconds(status["committed_ms"] - status["event_ms"]))
     while status["kv_ready"] < status["chunks"]:
         time.sleep(POLL_S)
-        status = asker.service.status(what.document) or status
+        status = asker.service.status(what.doc) or status
     report.add("… and KV", f"{time.monotonic() - start_s:.1f} s")
-    after = asker.ask(what.question)
-    stale = [c for c in after.citations if c.doc_id == what.document and c.version <= old]
-    was = sum(c.doc_id == what.document for c in before.citations)
-    now = sum(c.doc_id == what.document for c in after.citations)
-    report.add("its citations before, after, of the old version after", f"{was}, {now}, {len(stale)}")
+    after = asker.ask(what.question, about=what.doc)
+    stale = sum(c.doc_id == what.doc and c.version <= old for c in after.citations)
+    report.add("chunks of the old version in the next answer", str(stale))
+    if stale:
+        report.fault("an answer after the change was made from the old version")
+    said = [_said(answer, what.expect_before, what.expect_after) for answer in (before, after)]
+    report.add("the code that was said before and after", " → ".join(said))
 
 
 def delete(console: Console, asker: Asker, what: Deletion, report: Report) -> None:
     """Delete one page, wait for the tombstone, and ask again."""
-    console.rule(f"delete {what.document}")
-    before = asker.ask(what.question)
-    old = _version(asker.service, what.document)
-    asker.service.delete(document_path(what.document))
-    status = _reach(asker.service, what.document, old)
+    console.rule(f"delete {what.doc}")
+    before = asker.ask(what.question, about=what.doc)
+    old = _version(asker.service, what.doc)
+    asker.service.delete(document_path(what.doc))
+    status = _reach(asker.service, what.doc, old)
     console.print("\n[yellow]deleted[/yellow]")
     report.add("a deleted page, event to not answered from", _seconds(status["committed_ms"] - status["event_ms"]))
-    after = asker.ask(what.question)
-    was = sum(c.doc_id == what.document for c in before.citations)
-    left = sum(c.doc_id == what.document for c in after.citations)
-    report.add("its citations before and after", f"{was} and {left}")
+    after = asker.ask(what.question, about=what.doc)
+    left = sum(c.doc_id == what.doc for c in after.citations)
+    report.add(
+        "chunks of it in the next answer", f"{left} (before: {sum(c.doc_id == what.doc for c in before.citations)})"
+    )
+    report.add("the code is still said", "yes" if holds(after.answer, what.unexpected) else "no")
 
 
 def race(console: Console, service: Service, question: str, report: Report) -> None:
@@ -102,6 +123,11 @@ def race(console: Console, service: Service, question: str, report: Report) -> N
     report.add(f"first token over {usage.prompt_tokens} tokens, stitched KV", f"{reuse.timing.ttft_s:.3f} s")
     report.add("ratio", f"{full.timing.ttft_s / reuse.timing.ttft_s:.1f}")
     report.add("tokens reused + fresh", f"{usage.reused_tokens} + {usage.fresh_tokens} = {usage.prompt_tokens}")
+
+
+def _said(answer: AnswerResponse, *facts: tuple[str, ...]) -> str:
+    """Which of the facts the answer holds."""
+    return " and ".join(fact[0] for fact in facts if holds(answer.answer, fact)) or "neither"
 
 
 def _time(service: Service, question: str, k: int, mode: str) -> AnswerResponse:
@@ -140,12 +166,6 @@ def _reach(service: Service, doc_id: str, old: int) -> dict[str, Any]:
 
 def _title(content: str) -> str:
     return content.splitlines()[0].lstrip("# ").strip()
-
-
-def _short(version: int) -> str:
-    """Versions made from timestamps are long; the last digits tell them apart."""
-    text = str(version)
-    return text if len(text) <= 8 else f"…{text[-6:]}"
 
 
 def _seconds(ms: int) -> str:

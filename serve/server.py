@@ -10,6 +10,7 @@ from typing import Self
 
 import uvicorn
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from schemas.errors import KvquiltError, SettingsError
 from schemas.settings import Settings
@@ -55,12 +56,21 @@ def run(
 class BackgroundServer:
     """The service in a thread, as in `kvquilt up`. A context manager; `stop` may be called twice.
 
+    Args:
+        parts, registry: as in `create_app`.
+
     Attributes:
         url: where it listens, once started.
     """
 
-    def __init__(self, settings: Settings, parts: Parts | Callable[[], Parts] | None = None) -> None:
-        self.app = create_app(settings, parts)
+    def __init__(
+        self,
+        settings: Settings,
+        parts: Parts | Callable[[], Parts] | None = None,
+        *,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self.app = create_app(settings, parts, registry=registry)
         self._settings = settings
         self._server = _Server(self.app)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
