@@ -86,6 +86,32 @@ def test_replaced_keys_are_seen_by_nobody():
     assert_exact(got, q, [(k, v, later(p, k_pos)), (*own, later(p, p))])
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_any_positions_and_replaced_keys(seed):
+    """Random orders, gaps, blocks that see nothing and keys that nobody sees: the tiles must cover exactly the rest."""
+    g = torch.Generator().manual_seed(seed)
+    n_rows, n_keys = (int(n) for n in torch.randint(1, 2 * QUERY_BLOCK + 40, (2,), generator=g))
+    q_pos = torch.randint(0, 400, (n_rows,), generator=g)
+    k_pos = torch.randperm(500, generator=g)[:n_keys]
+    if seed % 2:
+        q_pos, k_pos = q_pos.sort().values, k_pos.sort().values + 60 * (seed % 3)
+    replaced = torch.rand(n_keys, generator=g) < (0.0, 0.05, 0.9, 1.0)[seed % 4]
+    q, base, own = draw(H * G, n_rows, D), kv(n_keys, 1), kv(30, 3)
+    hidden = later(q_pos, k_pos) | replaced
+    assert_exact(attend(q, [(*base, position_mask(q_pos, k_pos, replaced))], D**-0.5), q, [(*base, hidden)])
+    own_pos = torch.randint(0, 400, (30,), generator=g)
+    both = [(*base, position_mask(q_pos, k_pos, replaced)), (*own, position_mask(q_pos, own_pos))]
+    assert_exact(attend(q, both, D**-0.5), q, [(*base, hidden), (*own, later(q_pos, own_pos))])
+
+
+def test_rows_that_see_nothing_are_zero_when_a_whole_block_of_them_is_left_out():
+    """Only the second block of rows has a tile: the result still has all rows."""
+    q, base = draw(H * G, QUERY_BLOCK + 9, D), kv(5, 1)
+    q_pos = torch.cat([torch.zeros(QUERY_BLOCK), torch.full((9,), 50)]).long()
+    got = attend(q, [(*base, position_mask(q_pos, torch.arange(10, 15)))], D**-0.5)
+    assert_exact(got, q, [(*base, later(q_pos, torch.arange(10, 15)))])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n_rows", [1, 2, 65, 300])
 def test_full_prefill_is_plain_causal_attention(n_rows, dtype):
