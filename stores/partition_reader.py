@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
-from kafka.errors import KafkaError, OffsetOutOfRangeError, RetriableError
+from kafka.errors import OffsetOutOfRangeError, RetriableError
 
 from schemas.errors import TopicError
 from schemas.settings import KafkaSettings
@@ -35,6 +35,8 @@ STALLED_AFTER_MS = 30_000
 class PartitionReader:
     """Reads every partition of one topic for one group. Thread-safe; commits may come from another thread than polls.
 
+    `position`, `highwater`, `lag` and `last_contact_ms` never wait, not even for a poll in another thread.
+
     Raises `TopicError` on opening where the broker does not answer or the topic is missing (kafka-python says
     nothing of a missing topic). While open, a broker that goes away is no error: `poll` returns nothing and
     `last_contact_ms` stops moving.
@@ -46,6 +48,7 @@ class PartitionReader:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._at: dict[int, int] = {}
+        self._ends: dict[int, int | None] = {}
         with kafka_errors(kafka, f"opening topic {topic}"):
             self._consumer: Any = KafkaConsumer(
                 **connection(kafka),
@@ -57,6 +60,7 @@ class PartitionReader:
         try:
             self._partitions = self._find_partitions()
             self._consumer.assign([TopicPartition(topic, partition) for partition in self._partitions])
+            self._ends = dict.fromkeys(self._partitions)
             self.seek(self.committed())
         except BaseException:
             self._consumer.close()
@@ -82,43 +86,32 @@ class PartitionReader:
 
     def poll(self, limit: int, timeout_s: float) -> list[Message]:
         """Up to `limit` messages, in order within a partition; waits for the first one, no longer than `timeout_s`."""
+        polled: dict[Any, list[Any]] = {}
         with self._lock, self._errors("reading"):
             try:
-                polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=limit)
-            except OffsetOutOfRangeError as error:
-                self._to_beginning([tp.partition for tp in error.args[0]])
-                return []
-            except RetriableError:
-                return []
-            if polled:
-                self._last_contact_ms = self._clock.now_ms()
-            elif self._clock.now_ms() - self._last_contact_ms >= PROBE_AFTER_MS:
-                self._probe()
-            for partition in self._partitions:
-                at = self._consumer.position(self._tp(partition), timeout_ms=PROBE_TIMEOUT_MS)
-                if at is not None:  # None while the client validates it after a change of leader
-                    self._at[partition] = at
+                polled = self._poll(limit, int(timeout_s * 1000))
+                self._note()
+            except RetriableError as error:  # a broker that is away
+                log.debug("reading topic %s: %r", self.topic, error)
             return [_message(record) for records in polled.values() for record in records]
 
     def position(self) -> dict[int, int]:
-        """The next offset to read, by partition. It passes gaps of compaction and transactions. Asks nobody."""
-        with self._lock:
-            return dict(self._at)
+        """The next offset to read, by partition, after the last poll or seek. It passes gaps that compaction leaves."""
+        return dict(self._at)
 
     def highwater(self) -> dict[int, int | None]:
         """The end of each partition as the last fetch reported it; None before the first fetch.
 
         Preferred to asking for end offsets, which the embedded broker answers wrongly after batches.
         """
-        with self._lock:
-            return {p: self._consumer.highwater(self._tp(p)) for p in self._partitions}
+        return dict(self._ends)
 
     def lag(self) -> int | None:
         """How many offsets are left to read; None before every partition was fetched once. Gaps count."""
-        ends = self.highwater()
+        ends, at = self._ends, self._at
         if any(end is None for end in ends.values()):
             return None
-        return sum(max(0, (ends[partition] or 0) - at) for partition, at in self.position().items())
+        return sum(max(0, (end or 0) - at[partition]) for partition, end in ends.items())
 
     def committed(self) -> dict[int, int]:
         """What the group committed; partitions without a commit are absent."""
@@ -150,7 +143,15 @@ class PartitionReader:
 
     def _go(self, partition: int, offset: int) -> None:
         self._consumer.seek(self._tp(partition), offset)
-        self._at[partition] = offset
+        self._at = self._at | {partition: offset}
+
+    def _note(self) -> None:
+        """Keep position and ends where they can be read while a poll waits: whole new dicts, never changed ones."""
+        tps = [self._tp(partition) for partition in self._partitions]
+        at = {tp.partition: self._consumer.position(tp, timeout_ms=PROBE_TIMEOUT_MS) for tp in tps}
+        # no position while the client checks one after a change of leader
+        self._at = self._at | {partition: offset for partition, offset in at.items() if offset is not None}
+        self._ends = {tp.partition: self._consumer.highwater(tp) for tp in tps}
 
     def _tp(self, partition: int) -> Any:
         return TopicPartition(self.topic, partition)
@@ -175,18 +176,27 @@ class PartitionReader:
         found = self._consumer.beginning_offsets(asked, timeout_ms=ASK_TIMEOUT_MS)
         return {tp.partition: offset for tp, offset in found.items()}
 
+    def _poll(self, limit: int, timeout_ms: int) -> dict[Any, list[Any]]:
+        try:
+            polled: dict[Any, list[Any]] = self._consumer.poll(timeout_ms=timeout_ms, max_records=limit)
+        except OffsetOutOfRangeError as error:
+            self._to_beginning([tp.partition for tp in error.args[0]])
+            return {}
+        if polled:
+            self._last_contact_ms = self._clock.now_ms()
+        elif self._clock.now_ms() - self._last_contact_ms >= PROBE_AFTER_MS:
+            self._probe()
+        return polled
+
     def _probe(self) -> None:
         """Ask the broker something, so that silence can be told from an empty topic; look for lost positions too."""
-        try:
-            self._consumer.beginning_offsets([self._tp(p) for p in self._partitions], timeout_ms=PROBE_TIMEOUT_MS)
-        except KafkaError as error:
-            log.debug("broker %s does not answer: %r", self._kafka.bootstrap, error)
-            return
+        self._consumer.beginning_offsets([self._tp(p) for p in self._partitions], timeout_ms=PROBE_TIMEOUT_MS)
         self._last_contact_ms = self._clock.now_ms()
         # the embedded broker never says that an offset is out of range
-        ends = self.highwater()
-        beyond = [partition for partition, at in self.position().items() if at > (ends[partition] or at)]
-        self._to_beginning(beyond)
+        self._note()
+        self._to_beginning(
+            [p for p, at in self._at.items() if at > (at if self._ends[p] is None else self._ends[p] or 0)]
+        )
 
     def _to_beginning(self, partitions: list[int]) -> None:
         """The topic lost what we stood at (retention, or it was made anew): read what there is.

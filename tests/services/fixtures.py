@@ -56,9 +56,13 @@ def kafka(broker, request) -> KafkaSettings:
 
 
 @pytest.fixture(autouse=True)
-def quiet_kafka_client(caplog) -> None:
+def quiet_kafka_client() -> Iterator[None]:
     """kafka-python logs an error for every refused connection, many a second while a broker is away."""
-    caplog.set_level(logging.CRITICAL, logger="kafka")
+    logger = logging.getLogger("kafka")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
 
 
 def kafka_settings(bootstrap: str, unique: str) -> KafkaSettings:
