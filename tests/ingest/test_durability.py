@@ -36,12 +36,26 @@ class Zygote:
         )
         assert self._process.stdout.readline() == "ready\n"
 
-    def ask(self, request):
+        self._child = None
+
+    def start(self):
+        """A process that ingests."""
+        self._child = self._ask("start")
+
+    def end(self, number):
+        """Send a signal to it; gives its exit code."""
+        os.kill(self._child, number)
+        pid, self._child = self._child, None
+        return self._ask(f"wait {pid}")
+
+    def _ask(self, request):
         self._process.stdin.write(request + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
     def close(self):
+        if self._child is not None:
+            self.end(signal.SIGKILL)
         self._process.stdin.close()
         self._process.wait(30)
         self._process.stdout.close()
@@ -94,24 +108,33 @@ def test_ing_06_kill_9_at_twenty_random_moments_loses_and_doubles_nothing(apache
     with (tmp_path / "errors.txt").open("w") as errors:
         zygote = Zygote(tmp_path / "settings.yaml", errors)
         try:
-            for slice_ in slices:
+            for life, slice_ in enumerate(slices):
                 publish(kafka, slice_)
-                pid = zygote.ask("start")
-                time.sleep(rng.uniform(0.5, 5))  # the moment is what is random here, nothing is awaited
-                os.kill(pid, signal.SIGKILL)
-                assert zygote.ask(f"wait {pid}") == -signal.SIGKILL
-            pid = zygote.ask("start")
+                zygote.start()
+                if life % 2:  # in the middle of its work
+                    before, end = artifacts(tmp_path), time.monotonic() + 10
+                    while artifacts(tmp_path) == before and time.monotonic() < end:
+                        time.sleep(0.02)
+                    time.sleep(rng.uniform(0, 1))
+                else:  # anywhere, also while it starts; the moment is what is random, nothing is awaited
+                    time.sleep(rng.uniform(0.5, 4))
+                assert zygote.end(signal.SIGKILL) == -signal.SIGKILL
+            zygote.start()
             end = time.monotonic() + WAIT_S
             groups = [(f"{kafka.group}.index", kafka.documents_topic), (f"{kafka.group}.prefill", kafka.commits_topic)]
             while any(lag(kafka, group, topic) for group, topic in groups):
                 assert time.monotonic() < end, (tmp_path / "errors.txt").read_text()[-3000:]
                 time.sleep(0.2)
-            os.kill(pid, signal.SIGTERM)
-            assert zygote.ask(f"wait {pid}") == 0, (tmp_path / "errors.txt").read_text()[-3000:]
+            assert zygote.end(signal.SIGTERM) == 0, (tmp_path / "errors.txt").read_text()[-3000:]
         finally:
             zygote.close()
     assert list(read_all(kafka, kafka.dead_letter_topic)) == []
     check(settings, identity, final)
+
+
+def artifacts(folder):
+    """How many KV artifacts there are: it changes while the pipelines are at work."""
+    return sum(len(files) for _, _, files in os.walk(folder / "data" / "blobs"))
 
 
 def check(settings, identity, final):
