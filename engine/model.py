@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache as memoised
 from pathlib import Path
 
@@ -16,9 +17,13 @@ from engine.dtype import resolve_device, resolve_dtype
 from engine.hf_adapter import HfModel, ModelSpec, load_hf, read_config, read_spec
 from engine.identity import make_fingerprint
 from engine.models import display_name, model_folder, weights_digest
+from engine.passes import Enough, PassRows
 from engine.plan import Plan
+from engine.policies import Policy
 from engine.prefill import PackedChunks, PrefixRows, batches
+from engine.repair import check_repair, open_and_repaired
 from engine.rows import Base, KvRows, Part, WorkingRows
+from engine.selection import SelectionContext
 from engine.self_check import check_attention, check_capture
 from engine.stitch import stitch
 from engine.tokenizer import Tokenizer, load_tokenizer
@@ -126,6 +131,8 @@ class Model:
         stitched: Base | None,
         params: SamplingParams,
         cancelled: Callable[[], bool] = lambda: False,
+        *,
+        repair: torch.Tensor | None = None,
     ) -> Iterator[Step]:
         """Answer token by token.
 
@@ -135,6 +142,7 @@ class Model:
                 where only the prefix's rows are taken over.
             params: how tokens are chosen.
             cancelled: asked before every pass; once it says yes, the iterator ends without a last step.
+            repair: positions of chunk tokens that are computed again over the base, as `select` gives them.
 
         Raises:
             RequestError: the prompt leaves no room for an answer.
@@ -145,12 +153,35 @@ class Model:
                 code="context_length_exceeded",
             )
         self._check_ids(plan.token_ids, "the prompt")
-        return self._generate(plan, stitched, params, cancelled)
+        return self._generate(plan, stitched, params, cancelled, repair)
 
     @torch.inference_mode()
-    def logits(self, plan: Plan, stitched: Base | None, *, keep: int = 1) -> torch.Tensor:
+    def select(
+        self, plan: Plan, base: Base, policy: Policy, budget: float, *, first_chunk_exact: bool = True
+    ) -> torch.Tensor:
+        """Which positions to repair: sorted, for `generate` and `logits`.
+
+        Args:
+            plan: the prompt.
+            base: its stitched rows; only read, other requests may use it meanwhile.
+            policy: see `engine.policies`.
+            budget: share of all chunk tokens that may be repaired, 0 to 1.
+            first_chunk_exact: rows were prefilled behind this prefix (variant `shared_prefix`), so that the first
+                chunk's are those of a full prefill and nothing is spent on it.
+
+        Raises:
+            InputError: the budget is not a share.
+        """
+        with self._turns.answering():
+            context = SelectionContext(plan, base, self.spec, self._look, first_chunk_exact)
+            return policy.select(context, budget)
+
+    @torch.inference_mode()
+    def logits(
+        self, plan: Plan, stitched: Base | None, *, keep: int = 1, repair: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Logits of the last `keep` rows of the prompt (0: of all rows that are computed), `[keep, vocab]`, fp32."""
-        rows, positions = self._open(plan, stitched, 0)
+        rows, positions = self._open(plan, stitched, 0, repair)
         try:
             ids = torch.tensor(plan.token_ids)[positions]
             rows.begin(positions)
@@ -160,12 +191,17 @@ class Model:
             rows.close()
 
     def _generate(
-        self, plan: Plan, base: Base | None, params: SamplingParams, cancelled: Callable[[], bool]
+        self,
+        plan: Plan,
+        base: Base | None,
+        params: SamplingParams,
+        cancelled: Callable[[], bool],
+        repair: torch.Tensor | None,
     ) -> Iterator[Step]:
         sampler, text = Sampler(params), Detokenizer(self.tokenizer.decode)
         limit = min(params.max_tokens, self.max_tokens - plan.n_tokens)
         with self._turns.answering():
-            rows, positions = self._open(plan, base, limit)
+            rows, positions = self._open(plan, base, limit, repair)
             try:
                 logits = self._first_pass(plan, rows, positions, cancelled)
                 for number in range(limit):
@@ -216,8 +252,13 @@ class Model:
             return self._hf.logits(torch.tensor([token]), where, rows)[0]
 
     @torch.inference_mode()
-    def _open(self, plan: Plan, base: Base | None, n_answer: int) -> tuple[WorkingRows, torch.Tensor]:
+    def _open(
+        self, plan: Plan, base: Base | None, n_answer: int, repair: torch.Tensor | None
+    ) -> tuple[WorkingRows, torch.Tensor]:
         """Rows to work on, and the positions that are to be computed."""
+        if base is not None and repair is not None and len(repair):
+            positions = open_and_repaired(plan, check_repair(plan, repair))
+            return base.open(len(positions) + n_answer, private=True), positions
         if base is not None:
             return base.open(len(plan.open_positions) + n_answer), torch.tensor(plan.open_positions)
         prefix = self._prefix(plan.prefix_ids)
@@ -226,6 +267,11 @@ class Model:
         part.positions[: prefix.n_tokens] = torch.arange(prefix.n_tokens)
         part.n = prefix.n_tokens
         return Base(part).open(0), torch.arange(prefix.n_tokens, plan.n_tokens)
+
+    def _look(self, ids: torch.Tensor, positions: torch.Tensor, rows: PassRows) -> None:
+        """One turn for a pass of a selection policy, which may end it early."""
+        with self._turns.turn(), suppress(Enough):
+            self._hf.run(ids, positions, rows)
 
     def _prefill(
         self, prefix_ids: tuple[int, ...], chunks: Sequence[Sequence[int]], batch_tokens: int, *, background: bool

@@ -1,0 +1,115 @@
+"""What a selection policy gets to see: the plan, and, computed only when asked for, attention and deviations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from engine.deviation import DeviationRows, FilteringRows
+from engine.hf_adapter import ModelSpec
+from engine.passes import Run
+from engine.plan import Plan, Segment
+from engine.rows import Base
+from engine.scoring import Reduction, ScoringRows
+
+
+@dataclass(frozen=True)
+class SelectionContext:
+    """One prompt, as the policies see it. Scores are `[n_ctx]`, one per position up to the end of the last chunk.
+
+    Attributes:
+        plan: the prompt.
+        base: its stitched rows.
+        spec: shapes of the model.
+        run: runs a pass; ends quietly where the pass has enough.
+        first_chunk_exact: the rows of the first chunk were computed behind this very prefix (variant
+            `shared_prefix`), so that they are those of a full prefill and no budget is spent on them.
+    """
+
+    plan: Plan
+    base: Base
+    spec: ModelSpec
+    run: Run
+    first_chunk_exact: bool = True
+    _attention: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def n_ctx(self) -> int:
+        """End of the last chunk; 0 without chunks."""
+        return self.plan.chunks[-1].end if self.plan.chunks else 0
+
+    @cached_property
+    def n_chunk_tokens(self) -> int:
+        """All chunk tokens: what a budget is a share of."""
+        return sum(len(chunk) for chunk in self.plan.chunks)
+
+    @cached_property
+    def chunks(self) -> tuple[Segment, ...]:
+        """Chunks whose rows are not exact already, in prompt order: where a budget can be spent."""
+        behind_prefix = self.plan.chunks[:1] if self.first_chunk_exact else ()
+        exact = [chunk for chunk in behind_prefix if chunk.start == self.plan.segments[0].end]
+        return self.plan.chunks[len(exact) :]
+
+    @cached_property
+    def question(self) -> tuple[int, int]:
+        """Positions `[start, end)` of everything behind the last separator: lead, question and tail."""
+        last = self.plan.segments[-1]
+        return last.start, last.end
+
+    def attention(self, layers: Sequence[int], reduction: Reduction) -> torch.Tensor:
+        """Attention of the question's rows to each token at `layers`, reduced: `[len(layers), n_ctx]` fp32.
+
+        One pass of the open rows as far as the deepest layer; what was computed before is not computed again.
+        """
+        wanted = [layer for layer in layers if (reduction.name, layer) not in self._attention]
+        if wanted:
+            positions = torch.tensor(self.plan.open_positions)
+            start, end = self.question
+            rows = ScoringRows(self.base, positions, end - start, wanted, reduction)
+            self.run(self._ids(positions), positions, rows)
+            for layer, scores in rows.scores.items():
+                self._attention[reduction.name, layer] = self._by_position(scores)
+        return torch.stack([self._attention[reduction.name, layer] for layer in layers])
+
+    def deviation(self, layer: int, of: str) -> torch.Tensor:
+        """Squared change of each row at `layer` when everything before it is computed in full: `[n_ctx]` fp32.
+
+        All tokens run through the layers before it.
+
+        Args:
+            layer: where rows are compared.
+            of: `v` or `k` (rotated keys).
+        """
+        positions = torch.arange(self.plan.segments[0].end, self.plan.n_tokens)
+        rows = DeviationRows(self.base, positions, layer, of)
+        self.run(self._ids(positions), positions, rows)
+        return self._by_position(rows.deviation)
+
+    def filtered(self, keep: Sequence[tuple[int, int]], of: str) -> torch.Tensor:
+        """Positions that survive a gradual filter: at each `(layer, n)` of `keep` the `n` largest deviations."""
+        positions = torch.arange(self.plan.segments[0].end, self.plan.n_tokens)
+        candidates = self.eligible[positions.clamp_max(self.n_ctx - 1)] & (positions < self.n_ctx)
+        rows = FilteringRows(self.base, positions, candidates, keep, of)
+        self.run(self._ids(positions), positions, rows)
+        return positions[rows.alive & candidates]
+
+    @cached_property
+    def eligible(self) -> torch.Tensor:
+        """`[n_ctx]` bool: chunk tokens that are not exact already."""
+        mask = torch.zeros(self.n_ctx, dtype=torch.bool)
+        for chunk in self.chunks:
+            mask[chunk.start : chunk.end] = True
+        return mask
+
+    def _ids(self, positions: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self.plan.token_ids)[positions]
+
+    def _by_position(self, of_base_rows: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(self.n_ctx, dtype=torch.float32)
+        positions = self.base.rows[2]
+        inside = positions < self.n_ctx
+        out[positions[inside]] = of_base_rows.float().cpu()[inside]
+        return out
