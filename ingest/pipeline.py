@@ -16,7 +16,7 @@ import apache_beam as beam
 from ingest.batching import BatchInBundle, Count, Step
 from ingest.embedding import embed
 from ingest.planning import parse, plan
-from ingest.prefill import confirm, mark_ready, parse_record, plan_prefill, prefill
+from ingest.prefill import confirm, in_passes, mark_ready, parse_record, plan_prefill, prefill
 from ingest.sinks import flip_heads, publish_commits, put_dead_aside, retire_older, upsert_points
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ class PrefillDocuments(beam.PTransform):  # type: ignore[misc]
     def expand(self, messages: beam.PCollection) -> beam.PCollection:
         """The graph."""
         batches = messages | "parse" >> beam.Map(parse_record) | _batch(self._settings)
-        for step in PREFILL_STEPS:
+        first, *rest = PREFILL_STEPS
+        batches |= Step(first, self._connect)
+        batches |= "passes" >> beam.FlatMap(in_passes, self._settings.batch_tokens)
+        for step in rest:
             batches |= Step(step, self._connect)
         return batches | "count" >> beam.ParDo(Count("prefill", self._progress))
 

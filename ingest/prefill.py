@@ -57,6 +57,24 @@ def _plan_one(parts: PrefillParts, work: PrefillWork, head: Head | None) -> Pref
     return replace(work, points=points, missing=tuple(missing.values()))
 
 
+def in_passes(batch: Batch[PrefillWork], budget: int) -> Iterator[Batch[PrefillWork]]:
+    """Divide a batch so that each part is about one forward pass of work: `budget` chunk tokens, or one document.
+
+    A document's KV is servable when its part is done, not when the whole batch is.
+    """
+    part: list[PrefillWork] = []
+    n_tokens = 0
+    for work in batch:
+        size = sum(len(point.chunk.token_ids) for point in work.missing)
+        if part and n_tokens + size > budget:
+            yield tuple(part)
+            part, n_tokens = [], 0
+        part.append(work)
+        n_tokens += size
+    if part:
+        yield tuple(part)
+
+
 @dataclass(frozen=True)
 class _Job:
     """One chunk to prefill, for the batch's element `owner`."""

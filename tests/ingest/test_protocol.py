@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from ingest.prefill import in_passes, parse_record, plan_prefill
 from ingest.sinks import retire
 from schemas.errors import VectorIndexError
 from schemas.head import CommitRecord
+from schemas.ids import artifact_key
 from stores.fakes import CrashPoint, SimulatedCrash, with_faults
 from tests.ingest.world import World, document
 
@@ -246,6 +248,38 @@ def test_a_record_of_another_generation_is_skipped(world):
     world.publisher.publish(world.kafka.commits_topic, message.key, record.to_bytes())
     world.prefill()
     assert len(world.model.prefilled) == 12
+
+
+def test_chk_04_chunks_behind_a_short_prefix_are_found_under_their_own_ids(world):
+    """Keys that are made of prefix and chunk together shift with a short prefix, and nothing is ever found."""
+    world.change("\n\n".join(PARAGRAPHS[:3]), 1)
+    world.index()
+    world.prefill()
+    generation = world.index_parts.generation
+    hits = [
+        world.kv.get(
+            document(),
+            artifact_key(generation.fingerprint.digest, generation.prefix_sha256, point.chunk.token_ids),
+            fingerprint=generation.fingerprint.digest,
+            token_sha256=point.chunk.token_digest,
+        )
+        for point in world.qdrant.chunks(document())
+    ]
+    assert [tuple(hit.token_ids) for hit in hits] == [p.chunk.token_ids for p in world.qdrant.chunks(document())]
+    assert len(hits) == 3
+
+
+def test_a_batch_is_divided_into_passes_and_no_document_is_lost(world):
+    for n in range(8):
+        world.change("\n\n".join(PARAGRAPHS[: n + 1]), 1, doc_id=f"doc {n}")
+    world.index()
+    records = [parse_record(message) for message in world.topics.messages(world.kafka.commits_topic)]
+    planned = plan_prefill(world.prefill_parts, tuple(records))
+    passes = list(in_passes(planned, 64))
+    assert [work for part in passes for work in part] == list(planned)
+    sizes = [[sum(len(point.chunk.token_ids) for point in work.missing) for work in part] for part in passes]
+    assert all(sum(part) <= 64 or len(part) == 1 for part in sizes)
+    assert len(passes[0]) > 1, "small documents share a pass"
 
 
 @pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "superseded"])
