@@ -15,7 +15,7 @@ import torch
 from engine.passes import Enough, PassRows
 from engine.rows import Base
 
-_BLOCK_ELEMENTS = 1 << 22  # of attention that are held at a time
+BLOCK_ELEMENTS = 1 << 22  # of attention that are held at a time
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,17 @@ class ScoringRows(PassRows):
     """A question pass that collects `scores[layer] [T]`, T the rows of the base, and then stops."""
 
     def __init__(
-        self, base: Base, positions: torch.Tensor, n_question: int, layers: Sequence[int], reduction: Reduction
+        self,
+        base: Base,
+        positions: torch.Tensor,
+        n_question: int,
+        layers: Sequence[int],
+        reduction: Reduction,
+        block_elements: int = BLOCK_ELEMENTS,
     ) -> None:
         """For the open `positions [S]` of a plan, whose last `n_question` are the question's."""
         super().__init__(base, positions)
+        self._block_elements = block_elements
         self._n_question, self._reduction = n_question, reduction
         self._layers, self._last = frozenset(layers), max(layers)
         self.scores: dict[int, torch.Tensor] = {}
@@ -63,7 +70,7 @@ class ScoringRows(PassRows):
         n_heads, n_keys, _ = base.shape
         q_positions = self.positions[-n_rows:]
         per_row = n_query_heads * (n_keys + own.shape[1])
-        step = max(1, _BLOCK_ELEMENTS // per_row)
+        step = max(1, self._block_elements // per_row)
         total = torch.zeros(n_keys, dtype=torch.float32, device=q.device)
         for start in range(0, n_rows, step):
             block = q[:, start : start + step]
