@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from engine.embedder import Embedder, EmbedderIdentity, embedder_identity, load_embedder
     from engine.identity import Identity, resolve_fingerprint, resolve_generation
     from engine.model import Model, load_model
-    from engine.plan import Plan, PlannedChunk, Segment, Source, plan_prompt
+    from engine.plan import Plan, PlannedChunk, Segment, Source, plan_prompt, without_reuse
     from engine.prompt import PromptTemplate
     from engine.rows import Base, KvRows
     from engine.tokenizer import Tokenizer, load_tokenizer
@@ -40,6 +40,7 @@ _HOME = {
     "plan_prompt": "plan",
     "resolve_fingerprint": "identity",
     "resolve_generation": "identity",
+    "without_reuse": "plan",
 }
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "plan_prompt",
     "resolve_fingerprint",
     "resolve_generation",
+    "without_reuse",
 ]
 
 

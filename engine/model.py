@@ -261,12 +261,13 @@ class Model:
             return base.open(len(positions) + n_answer, private=True), positions
         if base is not None:
             return base.open(len(plan.open_positions) + n_answer), torch.tensor(plan.open_positions)
-        prefix = self._prefix(plan.prefix_ids)
         part = Part(self._like, plan.n_tokens + n_answer)
-        part.k[:, :, : prefix.n_tokens], part.v[:, :, : prefix.n_tokens] = prefix.k, prefix.v
-        part.positions[: prefix.n_tokens] = torch.arange(prefix.n_tokens)
-        part.n = prefix.n_tokens
-        return Base(part).open(0), torch.arange(prefix.n_tokens, plan.n_tokens)
+        if plan.prefix_ids:
+            prefix = self._prefix(plan.prefix_ids)
+            part.n = prefix.n_tokens
+            part.k[:, :, : part.n], part.v[:, :, : part.n] = prefix.k, prefix.v
+            part.positions[: part.n] = torch.arange(part.n)
+        return Base(part).open(0), torch.arange(part.n, plan.n_tokens)
 
     def _look(self, ids: torch.Tensor, positions: torch.Tensor, rows: PassRows) -> None:
         """One turn for a pass of a selection policy, which may end it early."""

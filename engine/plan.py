@@ -67,8 +67,9 @@ class Plan:
 
     @cached_property
     def prefix_ids(self) -> tuple[int, ...]:
-        """Ids of the shared prefix."""
-        return self.token_ids[: self.segments[0].end]
+        """Ids of the shared prefix; empty in a plan that reuses none."""
+        first = self.segments[0]
+        return self.token_ids[: first.end] if first.source is Source.PREFIX else ()
 
     @cached_property
     def chunks(self) -> tuple[Segment, ...]:
@@ -94,6 +95,11 @@ class Plan:
     def fresh_tokens(self) -> int:
         """Tokens that are computed for this request; `reused_tokens + fresh_tokens == n_tokens`."""
         return self.n_tokens - self.reused_tokens
+
+
+def without_reuse(plan: Plan) -> Plan:
+    """The same prompt with nothing taken over, not even the prefix: what a full prefill is measured on."""
+    return Plan(plan.token_ids, (Segment(0, plan.n_tokens, Source.FRESH),))
 
 
 def plan_prompt(template: PromptTemplate, question_ids: Sequence[int], chunks: Sequence[PlannedChunk]) -> Plan:
