@@ -19,17 +19,17 @@ from schemas.errors import VectorIndexError
 from stores.fakes import CrashPoint, with_faults
 from stores.topics import ensure_topics, lag, read_all
 from tests.ingest.world import World, document
+from tests.services.fixtures import kafka_settings
 
 WAIT_S = 60
 
 
-@pytest.fixture
-def streaming(memory_broker, request):
-    """A world whose topics are real; `start` runs both pipelines in threads."""
+@pytest.fixture(params=["memory_broker", pytest.param("apache_kafka", marks=pytest.mark.service)])
+def streaming(request):
+    """A world whose topics are real; `running` runs both pipelines over it."""
     world = World()
-    name = request.node.name.replace("[", "_").replace("]", "")
-    names = {"documents_topic": f"documents-{name}", "commits_topic": f"commits-{name}", "group": name}
-    world.connect(world.kafka.model_copy(update={"bootstrap": memory_broker.bootstrap, "partitions": 2, **names}))
+    bootstrap = request.getfixturevalue(request.param).bootstrap
+    world.connect(kafka_settings(bootstrap, request.node.nodeid))
     ensure_topics(world.kafka)
     yield world
     world.publisher.close()
