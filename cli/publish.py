@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cli.context import Context
 from cli.documents import Outgoing, files_in, read_documents
@@ -48,7 +49,7 @@ def publish(
     for error in refused:
         context.say(f"not published: {error}")
     ready = wait(context, kafka, sent, wait_s) if wait_s is not None else None
-    told = {
+    told: dict[str, Any] = {
         "published": len(sent),
         "not_published": [str(error) for error in refused],
         "topic": kafka.documents_topic,
@@ -59,8 +60,9 @@ def publish(
     if ready:
         text += f", {len(ready.kv)} servable with text and KV"
     context.result(told, text)
-    if refused or (ready and ready.refused):
-        raise InputError(f"{len(refused) + (len(ready.refused) if ready else 0)} documents were not taken; see above")
+    lost = [str(error) for error in refused] + [f"{doc_id}: {why}" for doc_id, why in told["refused"].items()]
+    if lost:
+        raise InputError(f"{len(lost)} of {len(sent) + len(refused)} not taken, the first: {lost[0]}")
 
 
 def publish_documents(

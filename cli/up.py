@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY
 
@@ -12,11 +13,11 @@ from cli.embedded import embedded
 from cli.flags import settings_lines
 from cli.start import say_identity
 from cli.stop import stop_on_signals
-from ingest import run_index, run_prefill
 from schemas.errors import KvquiltError, StoreError, TopicError, UnsupportedModelError
 from schemas.settings import Settings
-from serve import BackgroundServer, Parts, build_parts
-from stores import ensure_topics
+
+if TYPE_CHECKING:
+    from serve import Parts
 
 WATCH_S = 1.0  # how often it is looked whether the broker lives
 
@@ -29,6 +30,11 @@ def up(context: Context) -> None:
         KvquiltError: a part could not start, or ended on its own.
     """
     with stop_on_signals() as stop, embedded(context.settings) as own:
+        # torch and Beam, late: a folder in use is said at once. And here: threads must not import the same at a time
+        from ingest import run_index
+        from serve import BackgroundServer
+        from stores import ensure_topics
+
         settings = own.settings
         context.say(settings_lines(settings))
         ensure_topics(settings.kafka)
@@ -53,6 +59,8 @@ def up(context: Context) -> None:
 
 
 def _prefill(context: Context, settings: Settings, stop: threading.Event) -> None:
+    from ingest import run_prefill
+
     try:
         run_prefill(settings, stop)
     except UnsupportedModelError as error:  # without reuse the service still answers, in exact mode
@@ -61,6 +69,8 @@ def _prefill(context: Context, settings: Settings, stop: threading.Event) -> Non
 
 
 def _parts(context: Context, settings: Settings, workers: Workers) -> Parts:
+    from serve import build_parts
+
     try:
         built = build_parts(settings)
     except StoreError:
