@@ -10,6 +10,7 @@ import typer
 
 from cli.context import Context
 from cli.options import command, setting
+from cli.quality import add_quality_commands
 from schemas.errors import KvquiltError
 
 app = typer.Typer(
@@ -173,6 +174,9 @@ def doctor(context: Context, data_dir: DataDir = None, bootstrap: Bootstrap = No
     from cli.doctor import doctor
 
     doctor(context)
+
+
+add_quality_commands(app)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache as memoised
 from pathlib import Path
 
@@ -25,9 +25,11 @@ from engine.repair import check_repair, open_and_repaired
 from engine.rows import Base, KvRows, Part, WorkingRows
 from engine.selection import SelectionContext
 from engine.self_check import check_attention, check_capture
+from engine.session import Session
 from engine.stitch import stitch
 from engine.tokenizer import Tokenizer, load_tokenizer
 from engine.turns import Turns
+from engine.variants import behind, fitting
 from kernels import RopeTables
 from schemas.errors import InputError, RequestError, UnsupportedModelError
 from schemas.fingerprint import Fingerprint
@@ -93,6 +95,27 @@ class Model:
                     f"the model takes {self.max_tokens}. Cut smaller chunks"
                 )
         return self._prefill(tuple(prefix_ids), chunks, batch_tokens, background=True)
+
+    @torch.inference_mode()
+    def prefill_behind(self, front_ids: Sequence[int], neighbours: Sequence[KvRows], chunk: Sequence[int]) -> KvRows:
+        """Rows of a chunk computed behind `front_ids` and its neighbours' rows (nearest first; it comes last).
+
+        Neighbours that do not fit into the model's longest sequence are left out, the farthest first.
+
+        Raises:
+            UnsupportedModelError: the model's rows cannot be reused.
+            InputError: the chunk is empty, too long for the model, or holds an id outside the vocabulary.
+        """
+        self._require_reuse()
+        self._check_ids(chunk, "the chunk")
+        room = self.max_tokens - len(front_ids) - len(chunk)
+        if room < 0:
+            raise InputError(
+                f"the chunk has {len(chunk)} tokens behind {len(front_ids)}; the model takes {self.max_tokens}"
+            )
+        context = behind(self._prefix(tuple(front_ids)), fitting(neighbours, room), self._tables)
+        (rows,) = self._pack(context, [chunk], BATCH_TOKENS, background=True)
+        return rows
 
     @torch.inference_mode()
     def stitch(self, plan: Plan, rows: Sequence[KvRows | None], *, room: int = 256) -> Base:
@@ -190,6 +213,19 @@ class Model:
         finally:
             rows.close()
 
+    @contextmanager
+    def session(
+        self, plan: Plan, stitched: Base | None, *, repair: torch.Tensor | None = None, room: int = 64
+    ) -> Iterator[Session]:
+        """A prompt whose answer the caller chooses; arguments as of `generate`, `room` for the answer's rows."""
+        self._check_ids(plan.token_ids, "the prompt")
+        with self._turns.answering():
+            rows, positions = self._open(plan, stitched, room, repair)
+            try:
+                yield Session(self._hf, self._turns, plan, rows, positions)
+            finally:
+                rows.close()
+
     def _generate(
         self,
         plan: Plan,
@@ -277,7 +313,11 @@ class Model:
     def _prefill(
         self, prefix_ids: tuple[int, ...], chunks: Sequence[Sequence[int]], batch_tokens: int, *, background: bool
     ) -> list[KvRows]:
-        prefix = self._prefix(prefix_ids)
+        return self._pack(self._prefix(prefix_ids), chunks, batch_tokens, background=background)
+
+    def _pack(
+        self, prefix: PrefixRows, chunks: Sequence[Sequence[int]], batch_tokens: int, *, background: bool
+    ) -> list[KvRows]:
         done: list[KvRows] = []
         for batch in batches([len(chunk) for chunk in chunks], batch_tokens):
             members = [chunks[n] for n in batch]
@@ -289,7 +329,9 @@ class Model:
         return done
 
     def _prefix(self, ids: tuple[int, ...]) -> PrefixRows:
-        """The prefix's rows, computed once."""
+        """The prefix's rows, computed once. An empty one is of no rows."""
+        if not ids:
+            return PrefixRows(self._like, self._like)
         with self._turns.turn():
             if ids in self._prefixes:
                 self._prefixes.move_to_end(ids)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -25,6 +25,7 @@ from pydantic_settings import (
 
 from schemas.errors import SettingsError
 from schemas.events import describe
+from schemas.places import check_place
 
 ENV_PREFIX = "KVQUILT_"
 FILE_VARIABLE = "KVQUILT_CONFIG_FILE"
@@ -111,6 +112,71 @@ class PromptSettings(_Section):
     separator: str = "\n\n"
 
 
+class RegistrySettings(_Section):
+    """The schema registry (Confluent's REST API) for values that are framed with a schema id."""
+
+    url: str = ""
+    username: str = ""
+    password: SecretStr | None = None
+    token: SecretStr | None = None  # sent as a bearer token instead
+    timeout_s: float = Field(default=5.0, gt=0)
+
+
+class FetchSettings(_Section):
+    """Content by reference. Nothing is fetched unless `allow` names where from."""
+
+    allow: tuple[str, ...] = ()  # scheme://host[:port][/folder]: https, http, s3, gs, file
+    private_hosts: tuple[str, ...] = ()  # may resolve to private, loopback and link-local addresses
+    max_bytes: int = Field(default=32 * 1024 * 1024, ge=1)
+    timeout_s: float = Field(default=30.0, gt=0)
+    options: dict[str, dict[str, str]] = Field(default_factory=dict, repr=False)  # scheme://bucket -> obstore options
+
+    @field_validator("allow")
+    @classmethod
+    def _places(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        for place in allow:
+            check_place(place)
+        return allow
+
+
+class FieldSettings(_Section):
+    """Which field or column of a record is what. Empty: the records have no such field."""
+
+    id: str = ""  # empty: the message key is the id
+    tenant: str = "tenant"
+    version: str = "version"
+    content: str = "content"
+    content_type: str = "content_type"
+    title: str = "title"
+    uri: str = "uri"
+    digest: str = "sha256"
+    metadata: tuple[str, ...] = ("metadata",)
+
+
+class CloudEventSettings(_Section):
+    """Extension attributes of CloudEvents, and which types delete."""
+
+    version: str = "sequence"
+    tenant: str = "tenant"
+    deleting_types: tuple[str, ...] = ()
+
+
+class DebeziumSettings(_Section):
+    """Debezium envelopes."""
+
+    version: str = "lsn"  # a field of `source`; `ts_ms` for databases without; empty: the order of the messages
+
+
+class EventSettings(_Section):
+    """Events in other formats than our own JSON; see docs/events.md."""
+
+    registry: RegistrySettings = RegistrySettings()
+    fetch: FetchSettings = FetchSettings()
+    fields: FieldSettings = FieldSettings()
+    cloudevents: CloudEventSettings = CloudEventSettings()
+    debezium: DebeziumSettings = DebeziumSettings()
+
+
 class IngestSettings(_Section):
     """The two pipelines."""
 
@@ -121,6 +187,21 @@ class IngestSettings(_Section):
     round_s: float = Field(default=300.0, gt=0)
     max_attempts: int = Field(default=6, ge=1)
     backoff_s: float = Field(default=0.5, gt=0)
+
+
+class PrefillSettings(_Section):
+    """What stands in front of chunks in the prefill variants that have company or neighbours."""
+
+    company: Path | None = None  # a text file; None: the packaged text
+    neighbours: int = Field(default=10, ge=1, le=64)
+
+
+class QualitySettings(_Section):
+    """Evaluation and certificates."""
+
+    max_kl: float = Field(default=0.05, gt=0)  # nats; what a policy's certified KL must stay under
+    data_dir: Path | None = None  # question sets by name are looked for here
+    cache_bytes: int = Field(default=16_000_000_000, ge=0)  # of rows kept in <cache_dir>/quality
 
 
 class ServeSettings(_Section):
@@ -160,7 +241,10 @@ class Settings(BaseSettings):
     embedder: EmbedderSettings = EmbedderSettings()
     chunker: ChunkerSettings = ChunkerSettings()
     prompt: PromptSettings = PromptSettings()
+    events: EventSettings = EventSettings()
     ingest: IngestSettings = IngestSettings()
+    prefill: PrefillSettings = PrefillSettings()
+    quality: QualitySettings = QualitySettings()
     serve: ServeSettings = ServeSettings()
     client: ClientSettings = ClientSettings()
 
@@ -185,6 +269,8 @@ class Settings(BaseSettings):
         plain["serve"]["api_keys"] = {f"key {n + 1}": tenant for n, tenant in enumerate(self.serve.api_keys.values())}
         plain["kafka"]["security"] = dict.fromkeys(self.kafka.security, "**********")
         plain["blobs"]["options"] = dict.fromkeys(self.blobs.options, "**********")
+        secret = {place: dict.fromkeys(options, "**********") for place, options in self.events.fetch.options.items()}
+        plain["events"]["fetch"]["options"] = secret
         return plain
 
     @classmethod

@@ -1,0 +1,91 @@
+"""From what a command line says to the methods of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from engine.policies import POLICIES
+from engine.variants import SHARED_PREFIX, Variant, variant_named
+from quality.run import FULL, NO_CONTEXT, Method
+from schemas.errors import InputError
+
+BUDGETS = (0.05, 0.10, 0.15, 0.20)
+_EPIC_HEADS = (16, 32)
+
+
+def methods_of(
+    policies: Sequence[str], budgets: Sequence[float], variants: Sequence[str]
+) -> tuple[list[Method], list[Method]]:
+    """The methods to run, and those of them that were asked for.
+
+    `none` is run for every variant, asked for or not. Without any policy all are asked for, EPIC's 16 and 32 too.
+
+    Args:
+        policies: names, with options where wanted: `closure:floor=32,run_bonus=1`.
+        budgets: shares of chunk tokens.
+        variants: names; without any, `shared_prefix`.
+
+    Raises:
+        InputError: a policy, an option, a budget or a variant does not exist.
+    """
+    kinds = [variant_named(name) for name in dict.fromkeys(variants)] or [SHARED_PREFIX]
+    spent = list(dict.fromkeys(budgets)) or list(BUDGETS)
+    named = [_parse(policy) for policy in policies] or [(name, ()) for name in POLICIES if name not in (FULL, "none")]
+    run: list[Method] = []
+    asked: list[Method] = []
+    for variant in kinds:
+        run.append(Method("none", 0.0, variant))
+        if not policies:
+            asked.append(run[-1])
+        for name, options in named:
+            for method in _spending(name, options, spent, variant):
+                method.check()
+                asked.append(method)
+                if method not in run and name not in (FULL, NO_CONTEXT):
+                    run.append(method)
+        if not policies:
+            heads = [Method("epic", 1.0, variant, (("n_head", n),)) for n in _EPIC_HEADS]
+            run += heads
+            asked += heads
+    return run, list(dict.fromkeys(asked))
+
+
+def _spending(
+    name: str, options: tuple[tuple[str, Any], ...], budgets: Sequence[float], variant: Variant
+) -> list[Method]:
+    if name in (FULL, NO_CONTEXT):
+        return [Method(name)]
+    if name == "none":
+        return [Method(name, 0.0, variant)]
+    return [Method(name, budget, variant, options) for budget in budgets]
+
+
+def _parse(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """`name` or `name:option=value,…`; values are YAML, lists in brackets."""
+    name, _, rest = text.partition(":")
+    options = []
+    for piece in _split(rest) if rest else []:
+        option, separator, value = piece.partition("=")
+        if not separator or not option.strip():
+            raise InputError(f"policy {text!r}: options are name=value, such as closure:floor=32 (got {piece!r})")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise InputError(f"policy {text!r}: the value of {option} is not YAML: {error}") from error
+        options.append((option.strip(), tuple(parsed) if isinstance(parsed, list) else parsed))
+    return name, tuple(options)
+
+
+def _split(text: str) -> list[str]:
+    """At commas that are not in brackets."""
+    pieces, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and not depth:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return pieces
