@@ -222,6 +222,8 @@ class Answerer:
     ) -> Generator[Step, None, None]:
         """Runs in a thread: stitch what was loaded, then decode."""
         model = self._parts.model
+        if cancelled():
+            return
         start_s = time.perf_counter()
         stitched = None
         if draft.mode is CacheMode.REUSE:  # also without a single artifact: a fresh chunk sees what a cached one saw

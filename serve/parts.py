@@ -46,14 +46,17 @@ def build_parts(settings: Settings) -> Parts:
     """
     identity = resolve_generation(settings)
     generation = identity.generation
-    index = open_index(settings.qdrant, settings.qdrant_location, generation.name, generation.embedding_dim)
+    model = load_model(settings.model, settings.cache_folder)
+    embedder = load_embedder(settings.embedder, settings.cache_folder)
     blobs = open_blobs(settings.blobs_url, settings.blobs.options)
+    # last what has to be closed: a fault above leaves nothing open
+    index = open_index(settings.qdrant, settings.qdrant_location, generation.name, generation.embedding_dim)
     publisher = Publisher(settings.kafka)
     return Parts(
         generation=generation,
         template=identity.template,
-        model=load_model(settings.model, settings.cache_folder),
-        embedder=load_embedder(settings.embedder, settings.cache_folder),
+        model=model,
+        embedder=embedder,
         index=index,
         blobs=blobs,
         kv=KvStore(blobs, generation.name),

@@ -68,9 +68,7 @@ async def retrieve(body: Question, request: Request) -> RetrieveResponse:
     state = _state(request)
     k = body.k or state.settings.serve.k
     start_s = time.perf_counter()
-    found = await or_disconnect(
-        request.receive, state.service.retriever.visible(request.state.tenant, body.question, k)
-    )
+    found = await or_disconnect(request.receive, state.service.retrieve(request.state.tenant, body.question, k))
     return RetrieveResponse(chunks=[one.citation() for one in found], retrieve_s=time.perf_counter() - start_s)
 
 

@@ -15,7 +15,7 @@ from serve.documents import Documents
 from serve.loading import LOAD_THREADS, KvLoader
 from serve.parts import Parts
 from serve.readiness import Readiness
-from serve.retrieve import Retriever
+from serve.retrieve import Found, Retriever
 from serve.telemetry import Telemetry
 
 STORE_THREADS = 8  # for Qdrant calls, and as many for Kafka's
@@ -43,6 +43,7 @@ class Service:
 
     parts: Parts
     retriever: Retriever
+    searches: Admission
     answerer: Answerer
     documents: Documents
 
@@ -63,7 +64,17 @@ class Service:
             telemetry=telemetry,
         )
         documents = Documents(parts, settings.kafka, reads=pools.index, writes=pools.topics)
-        return cls(parts, retriever, answerer, documents)
+        searches = Admission(STORE_THREADS, settings.serve.max_queue, telemetry)
+        return cls(parts, retriever, searches, answerer, documents)
+
+    async def retrieve(self, tenant: str, question: str, k: int) -> list[Found]:
+        """A search on its own, as `Retriever.visible`, with its own slots and queue.
+
+        Raises:
+            BusyError: no slot and no place in the queue.
+        """
+        async with self.searches.slot():
+            return await self.retriever.visible(tenant, question, k)
 
 
 class State:

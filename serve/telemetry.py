@@ -44,7 +44,7 @@ class Telemetry:
         self._cancelled = self._counter("kvquilt_cancelled", "Requests whose client went away")
         self._rejected = self._counter("kvquilt_rejected", "Requests refused because the queue was full")
         self._requests = self._counter("kvquilt_http_requests", "Requests by route and status", "route", "status")
-        self.active = Gauge("kvquilt_active_requests", "Answers being made now", registry=self.registry)
+        self.active = Gauge("kvquilt_active_requests", "Questions being worked on now", registry=self.registry)
         self.waiting = Gauge("kvquilt_queued_requests", "Requests waiting for a slot", registry=self.registry)
         self.kv_waiters = Gauge("kvquilt_kv_waiters", "Chunks whose KV is awaited now", registry=self.registry)
         self._start_at_zero()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import httpx
 import pytest
 
+from serve import BackgroundServer
 from tests.serve.fakes import metric, until
 
 
@@ -109,3 +113,47 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(start, bench):
         read_until(second, b'"finish_reason"')
     assert metric(client, "kvquilt_rejected_total") == 2
     assert client.post("/v1/answer", json={"question": "lake"}).status_code == 200
+
+
+def test_stopping_the_service_finishes_open_answers(settings, bench):
+    """A deployment must not cut answers off in the middle of a word."""
+    bench.corpus.put("lake", "The lake is deep")
+    bench.model.hold_at = 1
+    server = BackgroundServer(settings, bench.parts)
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.start(), timeout=20) as client:
+        with raw_request(client, {"question": "lake", "stream": True}) as connection:
+            assert bench.model.held.acquire(timeout=10)
+            stopping = pool.submit(server.stop)
+            until(lambda: refuses(client), "no new connection is taken")
+            bench.model.hold.set()
+            read_until(connection, b"event: done")
+        stopping.result(timeout=10)
+
+
+def refuses(client):
+    try:
+        socket.create_connection((client.base_url.host, client.base_url.port), timeout=1).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_searches_have_a_bounded_queue_of_their_own(start, bench, monkeypatch):
+    """A flood of searches must neither pile up nor take the slots of answers."""
+    client = start(max_queue=0)
+    entered, go = threading.Semaphore(0), threading.Event()
+    search = bench.parts.index.search_visible
+
+    def slow(*args):
+        entered.release()
+        assert go.wait(20)
+        return search(*args)
+
+    monkeypatch.setattr(bench.parts.index, "search_visible", slow)
+    with ThreadPoolExecutor(8) as pool:
+        busy = [pool.submit(client.post, "/v1/retrieve", json={"question": "lake"}) for _ in range(8)]
+        for _ in range(8):
+            assert entered.acquire(timeout=10)
+        assert client.post("/v1/retrieve", json={"question": "lake"}).status_code == 429
+        go.set()
+        assert {one.result().status_code for one in busy} == {200}

@@ -9,6 +9,7 @@ import pytest
 from schemas.errors import SettingsError, VectorIndexError
 from schemas.settings import load_settings
 from serve import BackgroundServer
+from tests.serve.fakes import until
 
 JSON = {"content-type": "application/json"}
 
@@ -118,7 +119,7 @@ def test_a_fault_of_ours_is_a_500_with_an_id_and_without_internals(client, bench
     error = error_of(response, 500)
     assert (error["type"], response.headers["x-request-id"]) == ("server_error", "mine-1")
     assert "secret" not in response.text
-    assert "request mine-1" in caplog.text
+    until(lambda: "request mine-1" in caplog.text, "the log has the id")
 
 
 def test_an_index_that_does_not_answer_is_a_503_to_try_again(client, bench, monkeypatch):
