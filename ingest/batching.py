@@ -7,7 +7,7 @@ go when there are enough, and at the end of its bundle whatever there is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import apache_beam as beam
@@ -21,6 +21,7 @@ from ingest.parts import Connect
 from ingest.supervisor import Progress
 from ingest.work import Batch, IndexWork, PrefillWork, StepFunction
 from schemas.ids import DocumentKey
+from stores.topics import Message
 
 P = TypeVar("P")
 DocumentWork = IndexWork | PrefillWork
@@ -77,6 +78,22 @@ class BatchInBundle(beam.DoFn):  # type: ignore[misc] # Beam has no types
             yield WindowedValue(wave, MIN_TIMESTAMP, [GlobalWindow()])
 
 
+class Parse(beam.DoFn, Generic[P]):  # type: ignore[misc]
+    """Message -> work, with the parts of this process."""
+
+    def __init__(self, parse: Callable[[P, Message], DocumentWork], connect: Connect[P]) -> None:
+        self._parse, self._connect = parse, connect
+
+    def setup(self) -> None:
+        """Take the parts."""
+        self._parts = self._connect()
+
+    def process(self, message: Message) -> Iterator[DocumentWork]:
+        """One message, one piece of work."""
+        with telemetry.stage_seconds("parse"):
+            yield self._parse(self._parts, message)
+
+
 class _StepDoFn(beam.DoFn, Generic[P]):  # type: ignore[misc]
     def __init__(self, step: StepFunction[P], connect: Connect[P]) -> None:
         self._step, self._connect = step, connect
@@ -86,7 +103,8 @@ class _StepDoFn(beam.DoFn, Generic[P]):  # type: ignore[misc]
 
     def process(self, batch: Batch[Any]) -> Iterator[Batch[Any]]:
         with telemetry.stage_seconds(self._step.__name__):  # type: ignore[attr-defined]
-            yield self._step(self._parts, batch)
+            done = self._step(self._parts, batch)
+        yield done  # outside: the steps behind this one run while we wait here
 
 
 class Step(beam.PTransform, Generic[P]):  # type: ignore[misc]
