@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ingest.chunking import Chunker
+from ingest.formats import EventReader
 from ingest.parts import Connect, IndexParts, PrefillParts, Stores
 from schemas.errors import UnsupportedModelError
 from schemas.settings import Settings
@@ -79,8 +80,7 @@ def _close(connect: object) -> None:
         closing = [parts for known, parts in _made if known == connect]
         _made[:] = [entry for entry in _made if entry[0] != connect]
     for parts in closing:
-        parts.publisher.close()
-        parts.index.close()
+        parts.close()
 
 
 def _stores(settings: Settings) -> tuple[dict[str, Any], Any]:
@@ -111,7 +111,8 @@ def _index_parts(settings: Settings) -> IndexParts:
 
     embedder = load_embedder(settings.embedder, settings.cache_folder)
     made, identity = _stores(settings)
-    return IndexParts(**made, embedder=embedder, chunker=Chunker(identity.tokenizer, settings.chunker.max_tokens))
+    chunker = Chunker(identity.tokenizer, settings.chunker.max_tokens)
+    return IndexParts(**made, embedder=embedder, chunker=chunker, events=EventReader(settings.events))
 
 
 def _prefill_parts(settings: Settings) -> PrefillParts:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.chunking import Chunker
+from ingest.formats import EventReader
 from ingest.retry import store_retry
 from schemas.fingerprint import Fingerprint, Generation
 from schemas.ids import artifact_key
@@ -74,6 +75,11 @@ class Stores:
         """`retry.store_retry` with this process's settings."""
         return store_retry(action, what, self.settings.ingest, self.clock)
 
+    def close(self) -> None:
+        """Close what the parts hold open."""
+        self.publisher.close()
+        self.index.close()
+
     def kv_key(self, token_ids: Sequence[int]) -> str:
         """The name of a chunk's artifact in this generation."""
         return artifact_key(self.generation.fingerprint.digest, self.generation.prefix_sha256, token_ids)
@@ -85,6 +91,12 @@ class IndexParts(Stores):
 
     chunker: Chunker = field(kw_only=True)
     embedder: TextEncoder = field(kw_only=True)
+    events: EventReader = field(kw_only=True, default_factory=EventReader)
+
+    def close(self) -> None:
+        """Close what the parts hold open, also what they hold beside the stores."""
+        super().close()
+        self.events.close()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import apache_beam as beam
 
-from ingest.batching import BatchInBundle, Count, Step
+from ingest.batching import BatchInBundle, Count, Parse, Step
 from ingest.embedding import embed
 from ingest.planning import parse, plan
 from ingest.prefill import confirm, in_passes, mark_ready, parse_record, plan_prefill, prefill
@@ -56,7 +56,7 @@ class IndexDocuments(beam.PTransform):  # type: ignore[misc] # Beam has no types
 
     def expand(self, messages: beam.PCollection) -> beam.PCollection:
         """The graph."""
-        batches = messages | "parse" >> beam.Map(parse) | _batch(self._settings)
+        batches = messages | "parse" >> beam.ParDo(Parse(parse, self._connect)) | _batch(self._settings)
         for step in INDEX_STEPS:
             batches |= Step(step, self._connect)
         return batches | "count" >> beam.ParDo(Count("index", self._progress))

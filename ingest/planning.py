@@ -1,4 +1,4 @@
-"""Step 1 of INDEX: what is to be done for each event, by its document's head; the diff with the live version."""
+"""The first steps of INDEX: what a message says, and what is to be done for it by its document's head."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ from ingest.parts import IndexParts
 from ingest.work import Batch, IndexWork, Outcome
 from schemas.chunk import Chunk, IndexedChunk
 from schemas.errors import EventError
-from schemas.events import parse_event
+from schemas.events import ChangeEvent
 from schemas.head import Head
 from stores.topics import Message
 
 
-def parse(message: Message) -> IndexWork:
-    """Read a message; one that is no change event comes out dead."""
+def parse(parts: IndexParts, message: Message) -> IndexWork:
+    """Read a message of any format; one that is no change event comes out dead."""
     work = IndexWork(message)
     try:
-        event = parse_event(
-            message.key,
-            message.value,
-            timestamp_ms=message.timestamp_ms,
-            offset=message.offset,
-            headers=message.headers,
-        )
+        event = parts.retry(lambda: parts.events.read(message), "reading an event")
     except EventError as error:
         return work.dead(error)
     return replace(work, event=event)
@@ -56,8 +50,24 @@ def refused_conflict(work: IndexWork, head: Head) -> IndexWork:
     return work.dead(EventError(message, stage="plan"))
 
 
+def _dated(event: ChangeEvent, head: Head | None) -> ChangeEvent | None:
+    """An undated deletion with the version that it has by its document's head; None where it deletes nothing.
+
+    It deletes what was changed before it, and again what it deleted itself. A change of the same millisecond came
+    after it: the deletion proper, which has a number, stands in front of an undated one.
+    """
+    if head is None or head.event_ms > event.event_ms or head.live == (head.event_ms == event.event_ms):
+        return None
+    return event.model_copy(update={"version": head.version + head.live})
+
+
 def _plan_one(parts: IndexParts, work: IndexWork) -> IndexWork:
     event, head = work.change, work.head
+    if event.undated:
+        dated = _dated(event, head)
+        if dated is None:
+            return replace(work, outcome=Outcome.SUPERSEDED)
+        event, work = dated, replace(work, event=dated)
     if head is not None and head.version > event.version:
         return replace(work, outcome=Outcome.SUPERSEDED)
     repeated = head is not None and head.version == event.version

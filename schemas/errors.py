@@ -10,7 +10,9 @@ KvquiltError
 └── StoreError               an outside system failed; trying again may help
     ├── TopicError           the Kafka broker
     ├── VectorIndexError     the vector index (Qdrant)
-    └── BlobError            the object store
+    ├── BlobError            the object store
+    ├── RegistryError        the schema registry
+    └── FetchError           a server of content that events refer to
 """
 
 from __future__ import annotations
@@ -99,3 +101,11 @@ class VectorIndexError(StoreError):
 
 class BlobError(StoreError):
     """The object store: unreachable, a refused write."""
+
+
+class RegistryError(StoreError):
+    """The schema registry: unreachable, or it refuses or answers with something else."""
+
+
+class FetchError(StoreError):
+    """Content that an event refers to cannot be had now."""

@@ -30,7 +30,7 @@ BAD = {
     "another document's id": (b"d", event(doc_id="e"), "they must agree"),
     "a NUL character": (b"d", event(content="a\x00b"), "NUL character"),
     "half a surrogate": (b"d", event(content="\ud800"), "surrogate"),
-    "an unknown content type": (b"d", event(content_type="pdf"), "content_type"),
+    "an unknown content type": (b"d", event(content_type="docx"), "content_type"),
 }
 
 

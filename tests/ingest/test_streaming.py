@@ -190,7 +190,7 @@ def test_waves_keep_the_order_of_a_document(world):
                 [("a", 1), ("b", 1), ("a", 2), ("a", 3), ("b", 2), ("c", 1)]]  # fmt: skip
     waves = Waves()
     for message in [*messages, world.raw(b"{")]:
-        waves.add(parse(message))
+        waves.add(parse(world.index_parts, message))
     assert waves.n_elements == 7
     drained = [[(w.event.doc_id, w.event.version) if w.event else "dead" for w in wave] for wave in waves.drain()]
     assert drained == [[("a", 1), ("b", 1), ("c", 1), "dead"], [("a", 2), ("b", 2)], [("a", 3)]]

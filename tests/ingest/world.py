@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 from ingest.batching import Waves
 from ingest.chunking import Chunker
@@ -74,7 +75,8 @@ class World:
 
     def index(self, parts=None, repeat=False):
         """Run INDEX over what its group has not committed (with `repeat` over everything); commit after the effects."""
-        return self._run(self.kafka.documents_topic, parse, INDEX_STEPS, parts or self.index_parts, repeat)
+        parts = parts or self.index_parts
+        return self._run(self.kafka.documents_topic, partial(parse, parts), INDEX_STEPS, parts, repeat)
 
     def prefill(self, parts=None, repeat=False):
         """Run PREFILL over what its group has not committed (with `repeat` over everything)."""

@@ -71,7 +71,10 @@ BAD_VALUES = {
     ),
     "an unknown field": (b'{"content": "x", "contents": "y"}', "contents: Extra inputs are not permitted (got 'y')"),
     "a future schema version": (b'{"schema_version": 2, "content": "x"}', "schema_version 2 is newer than 1"),
-    "an unknown content type": (b'{"content": "x", "content_type": "pdf"}', "content_type: Input should be 'text' or"),
+    "an unknown content type": (
+        b'{"content": "x", "content_type": "docx"}',
+        "content_type: Input should be 'text', 'markdown', 'html' or",
+    ),
     "an empty document": (b'{"content": ""}', "the document is empty; to delete it, send a null value"),
     "a document of white space": (b'{"content": " \\n\\t "}', "the document is empty"),
     "a NUL character": (b'{"content": "a\\u0000b"}', "NUL character"),
@@ -132,3 +135,12 @@ def test_equal_content_has_an_equal_digest_whatever_the_time_of_the_event():
     first, second = parse(body(version=1)), parse(body(version=1), timestamp_ms=1_800_000_000_000, offset=9)
     assert first.content_digest == second.content_digest
     assert parse(body(version=1, title="other")).content_digest != first.content_digest
+
+
+def test_a_reference_is_no_deletion_and_its_digest_stands_for_its_content():
+    """Bug: an event without inline content looked like a tombstone."""
+    event = parse(b'{"uri": "s3://b/k", "content_type": "pdf", "sha256": "' + b"AB" * 32 + b'"}')
+    assert not event.deletes
+    assert (event.content, event.uri, event.source_sha256) == (None, "s3://b/k", "ab" * 32)
+    resolved = event.model_copy(update={"content": "what one extractor made of it"})
+    assert resolved.content_digest == event.content_digest
