@@ -73,3 +73,36 @@ def add_quality_commands(app: typer.Typer) -> None:
             plot=plot,
             as_json=as_json,
         )
+
+    @command(app, "verify")
+    def verify(
+        context: Context,
+        model: Annotated[
+            str | None,
+            typer.Argument(metavar="[MODEL]", help="As model.name in the settings; the one that is set there without."),
+            setting("model.name"),
+        ] = None,
+        policies: Policies = None,
+        budgets: Budgets = None,
+        variants: Variants = None,
+        limit: Annotated[int, typer.Option("--limit", min=1, max=60, help="Number of questions.")] = 12,
+        file: Annotated[Path | None, typer.Option("--file", help="Write the certificate to this file too.")] = None,
+        store: Annotated[
+            bool, typer.Option("--store/--no-store", help="Keep it in the object store, with its generation.")
+        ] = True,
+        data_dir: Annotated[
+            Path | None, typer.Option("--data-dir", help="Folder of the embedded parts."), setting("data_dir")
+        ] = None,
+    ) -> None:
+        """Certify a model: that its rows can be moved and repaired, and which policy and budget come close enough."""
+        from cli.verify import verify_model
+
+        verify_model(
+            context,
+            policies=policies or (),
+            budgets=budgets or (),
+            variants=variants or (),
+            limit=limit,
+            file=file,
+            store=store,
+        )

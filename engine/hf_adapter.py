@@ -133,11 +133,28 @@ class HfModel:
         logits: torch.Tensor = out.logits[0]
         return logits
 
-    def plain_logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits `[S, vocab]` of a plain forward pass with the model's own attention and no cache; for checks."""
+    def plain_logits(
+        self, ids: torch.Tensor, positions: torch.Tensor | None = None, visible: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits `[S, vocab]` of a plain forward pass with the model's own attention and no cache; for checks.
+
+        Args:
+            ids: `[S]`.
+            positions: `[S]`; 0, 1, 2, … without.
+            visible: bool `[S, S]`, which row sees which; causal without. Only with `positions`.
+        """
+        options: dict[str, Any] = {}
+        if positions is not None and visible is not None:
+            hidden = torch.zeros(visible.shape, dtype=self.dtype).masked_fill(~visible, torch.finfo(self.dtype).min)
+            mask = hidden[None, None].to(self.device)
+            kinds = getattr(self.module.config, "layer_types", None)  # such families take a mask per kind of layer
+            options["attention_mask"] = dict.fromkeys(("full_attention", "sliding_attention"), mask) if kinds else mask
+            options["position_ids"] = positions[None].to(self.device)
         self.module.set_attn_implementation("eager")
         try:
-            logits: torch.Tensor = self.module(input_ids=ids[None].to(self.device), use_cache=False).logits[0]
+            logits: torch.Tensor = self.module(input_ids=ids[None].to(self.device), use_cache=False, **options).logits[
+                0
+            ]
             return logits
         finally:
             self.module.set_attn_implementation(ATTENTION)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stores.blobs import Blobs, open_blobs
     from stores.broker import EmbeddedBroker
+    from stores.certificates import CertificateStore
     from stores.clock import Clock, MovableClock, SystemClock
     from stores.kv_store import KvStore
     from stores.topics import Message, PartitionReader, Publisher, ensure_topics, lag, read_all
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Blobs",
+    "CertificateStore",
     "Clock",
     "EmbeddedBroker",
     "Hit",
@@ -39,6 +41,7 @@ __all__ = [
 _MODULES = {
     "stores.blobs": ("Blobs", "open_blobs"),
     "stores.broker": ("EmbeddedBroker",),
+    "stores.certificates": ("CertificateStore",),
     "stores.clock": ("Clock", "MovableClock", "SystemClock"),
     "stores.kv_store": ("KvStore",),
     "stores.topics": ("Message", "PartitionReader", "Publisher", "ensure_topics", "lag", "read_all"),

@@ -18,6 +18,7 @@ LIGHT = {
     "engine": ("apache_beam", "fastapi", "qdrant_client", "kafka", "obstore"),
     "ingest": ("fastapi", "torch"),
     "serve": ("apache_beam", "torch"),
+    "quality": HEAVY,
     "cli": (*HEAVY, "obstore", "pyarrow", "pydantic", "httpx", "rich"),
     "kvquilt": (*HEAVY, "obstore", "pyarrow", "httpx", "pydantic"),
 }
