@@ -14,24 +14,32 @@ from engine.models import display_name, model_folder, weights_digest
 from engine.prompt import PromptTemplate
 from engine.tokenizer import Tokenizer, load_tokenizer
 from schemas.fingerprint import Fingerprint, Generation
+from schemas.ids import token_digest
 from schemas.settings import ModelSettings, Settings
 
 if TYPE_CHECKING:
     from engine.hf_adapter import ModelSpec
+    from engine.variants import Variant
 
 CHUNKER = "sections/1"  # name and number of the chunking rules; ingest raises it when it cuts differently
-PREFILL_VARIANT = "shared_prefix"
 K_STATE, LAYOUT = "pre_rope", "LHTD"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The generation of a set of settings, and the parts that it was made of."""
+    """The generation of a set of settings, and the parts that it was made of.
+
+    Attributes:
+        variant: how chunks are prefilled.
+        front_ids: what stands in front of a chunk in pass 1 (for most variants the only one).
+    """
 
     generation: Generation
     fingerprint: Fingerprint
     tokenizer: Tokenizer
     template: PromptTemplate
+    variant: Variant
+    front_ids: tuple[int, ...]
 
 
 def resolve_generation(settings: Settings) -> Identity:
@@ -39,24 +47,30 @@ def resolve_generation(settings: Settings) -> Identity:
 
     Raises:
         UnsupportedModelError: the model or the embedder cannot be found or read.
-        SettingsError: the prompt settings do not fit the model's chat template.
+        SettingsError: the prompt settings do not fit the model's chat template, or the prefill settings the model.
     """
+    from engine.variants import company_of, front_ids, variant_named
+
     cache = settings.cache_folder
     tokenizer = load_tokenizer(settings.model, cache)
     template = PromptTemplate.from_settings(tokenizer, settings.prompt)
     fingerprint = _fingerprint(settings.model, cache, tokenizer)
     embedder = embedder_identity(settings.embedder, cache)
+    variant = variant_named(settings.prefill.variant)
+    front = front_ids(variant.pass1_front, template, company_of(settings.prefill, tokenizer))
     generation = Generation(
         fingerprint=fingerprint,
         prefix_sha256=template.prefix_sha256,
-        prefill_variant=PREFILL_VARIANT,
+        front_sha256=token_digest(front),
+        prefill_variant=variant.name,
+        neighbours=settings.prefill.neighbours if variant.fused else 0,
         embedder=embedder.name,
         embedder_sha256=embedder.sha256,
         embedding_dim=embedder.dim,
         chunker=CHUNKER,
         chunk_max_tokens=settings.chunker.max_tokens,
     )
-    return Identity(generation, fingerprint, tokenizer, template)
+    return Identity(generation, fingerprint, tokenizer, template, variant, front)
 
 
 def resolve_fingerprint(model: ModelSettings, cache: Path) -> Fingerprint:

@@ -26,12 +26,13 @@ import torch
 from engine.prefill import PrefixRows
 from engine.rows import Base, KvRows, Part
 from kernels import RopeTables, stitch_kv
-from schemas.errors import InputError
+from schemas.errors import InputError, SettingsError
 
 if TYPE_CHECKING:
     from engine.model import Model
     from engine.prompt import PromptTemplate
     from engine.tokenizer import Tokenizer
+    from schemas.settings import PrefillSettings
 
 FRONTS = ("nothing", "bos", "dummy", "prefix", "company")
 
@@ -59,6 +60,16 @@ class Variant:
     def first_chunk_exact(self) -> bool:
         """Whether the first chunk of a prompt needs no repair."""
         return self.pass1_first or (self.front == "prefix" and not self.fused)
+
+    @property
+    def pass1_front(self) -> str:
+        """The front of a chunk's own pass 1: the neighbours', where it is fused."""
+        return self.neighbours if self.fused else self.front
+
+    @property
+    def pass1(self) -> str:
+        """Name of the variant that a chunk's rows of pass 1 are of."""
+        return next(v.name for v in VARIANTS.values() if v.front == self.pass1_front and not v.fused)
 
     def front_ids(self, template: PromptTemplate, company: Sequence[int] | None = None) -> tuple[int, ...]:
         """The ids in front of the chunk (and of its neighbours); `company` other than the packaged text."""
@@ -117,6 +128,23 @@ def front_ids(front: str, template: PromptTemplate, company: Sequence[int] | Non
 def company_ids(tokenizer: Tokenizer, text: str | None = None) -> tuple[int, ...]:
     """Ids of the company: `text`, or the packaged one."""
     return tuple(tokenizer.encode(company_text() if text is None else text))
+
+
+def company_of(prefill: PrefillSettings, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids of the company that the settings name.
+
+    Raises:
+        SettingsError: its file cannot be read, or is empty.
+    """
+    if prefill.company is None:
+        return company_ids(tokenizer)
+    try:
+        text = prefill.company.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"prefill.company: the file {prefill.company} cannot be read: {error}") from error
+    if not text:
+        raise SettingsError(f"prefill.company: the file {prefill.company} is empty; expected some plain prose")
+    return company_ids(tokenizer, text)
 
 
 @cache

@@ -122,4 +122,4 @@ def _prefill_parts(settings: Settings) -> PrefillParts:
     if model.reuse_refusal is not None:
         raise UnsupportedModelError(f"prefill cannot run: {model.reuse_refusal}")
     made, identity = _stores(settings)
-    return PrefillParts(**made, model=model, prefix_ids=identity.template.prefix_ids)
+    return PrefillParts(**made, model=model, prefix_ids=identity.front_ids)

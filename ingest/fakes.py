@@ -89,7 +89,9 @@ def fake_generation() -> Generation:
     return Generation(
         fingerprint=fake_fingerprint(),
         prefix_sha256="3" * 64,
+        front_sha256="3" * 64,
         prefill_variant="shared_prefix",
+        neighbours=0,
         embedder="fake",
         embedder_sha256="4" * 64,
         embedding_dim=DIM,

@@ -24,6 +24,7 @@ from stores.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from stores.kv_store import KvStore
+    from stores.receipts import Receipts
     from stores.topics import Publisher
     from stores.vectors import VectorIndex
 
@@ -80,9 +81,16 @@ class Stores:
         self.publisher.close()
         self.index.close()
 
+    @property
+    def receipts(self) -> Receipts:
+        """Deletion receipts, in the object store that the artifacts are in."""
+        from stores.receipts import Receipts
+
+        return Receipts(self.kv.blobs)
+
     def kv_key(self, token_ids: Sequence[int]) -> str:
         """The name of a chunk's artifact in this generation."""
-        return artifact_key(self.generation.fingerprint.digest, self.generation.prefix_sha256, token_ids)
+        return artifact_key(self.generation.fingerprint.digest, self.generation.front_sha256, token_ids)
 
 
 @dataclass(frozen=True)

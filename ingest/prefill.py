@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ingest import telemetry
+from ingest import deletion, telemetry
 from ingest.isolate import isolate
 from ingest.parts import PrefillParts, Rows
 from ingest.sinks import retire
 from ingest.work import Batch, Outcome, PrefillWork
 from schemas.chunk import IndexedChunk
 from schemas.errors import EventError
-from schemas.head import CommitRecord, Head
+from schemas.head import CommitRecord, DocumentState, Head
 from schemas.kv_artifact import FORMAT_VERSION, ArtifactHeader, KvArtifact, payload_sha256
 from stores.topics import Message
 
@@ -45,14 +45,18 @@ def _plan_one(parts: PrefillParts, work: PrefillWork, head: Head | None) -> Pref
     record = work.commit
     if head is None or record.generation != parts.generation.name or head.version != record.version:
         # A newer head has a record of its own behind this one. Of another generation, or without a head: not ours.
+        if head is not None and record.generation == parts.generation.name and record.state is DocumentState.DELETED:
+            deletion.confirm(parts, record)  # the document came back; what was deleted before is to be accounted for
         return replace(work, outcome=Outcome.SUPERSEDED)
     if not head.live:
-        retire(parts, record.document)
+        deletion.confirm(parts, record)
         return replace(work, outcome=Outcome.CONFIRMED)
     points = tuple(
         parts.retry(lambda: parts.index.chunks(record.document, head.version), "reading the live version's chunks")
     )
     present = set(parts.retry(lambda: parts.kv.keys(record.document), "listing KV artifacts"))
+    if present - {point.kv_key for point in points}:
+        retire(parts, record.document)  # put for an older version by a run that was killed before it confirmed
     missing = {point.kv_key: point for point in points if point.kv_key not in present}
     return replace(work, points=points, missing=tuple(missing.values()))
 
@@ -140,7 +144,7 @@ def _put(parts: PrefillParts, point: IndexedChunk, rows: Rows) -> None:
         format_version=FORMAT_VERSION,
         generation=parts.generation.name,
         fingerprint=fingerprint,
-        prefix_sha256=parts.generation.prefix_sha256,
+        prefix_sha256=parts.generation.front_sha256,
         tenant=chunk.document.tenant,
         doc_id=chunk.document.doc_id,
         version=chunk.version,

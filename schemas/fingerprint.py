@@ -51,8 +51,10 @@ class Generation(_Identity):
     """Everything that decides what the index and the KV store hold; one pair of collections and one KV prefix."""
 
     fingerprint: Fingerprint
-    prefix_sha256: str  # token digest of the shared prefix the chunks are prefilled behind
-    prefill_variant: str  # shared_prefix
+    prefix_sha256: str  # token digest of the prompt's prefix
+    front_sha256: str  # token digest of what a chunk stands behind in pass 1; for most variants the prefix
+    prefill_variant: str  # shared_prefix, alone, bos, dummy_prefix, company, fused, fused_company
+    neighbours: int = Field(ge=0)  # how many a fused chunk has at most; 0 where chunks are not fused
     embedder: str
     embedder_sha256: str
     embedding_dim: int = Field(gt=0)

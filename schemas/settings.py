@@ -190,10 +190,14 @@ class IngestSettings(_Section):
 
 
 class PrefillSettings(_Section):
-    """What stands in front of chunks in the prefill variants that have company or neighbours."""
+    """How the KV rows of a chunk are computed; `variant`, company and neighbours are part of the generation."""
 
+    variant: Literal["shared_prefix", "alone", "bos", "dummy_prefix", "company", "fused", "fused_company"] = (
+        "shared_prefix"
+    )
     company: Path | None = None  # a text file; None: the packaged text
     neighbours: int = Field(default=10, ge=1, le=64)
+    max_changes_per_day: int = Field(default=4, ge=0)  # a document that changes more often is not fused
 
 
 class QualitySettings(_Section):

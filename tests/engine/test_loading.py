@@ -15,7 +15,7 @@ import transformers as tf
 from engine import load_model, load_tokenizer, models, resolve_fingerprint, resolve_generation
 from engine.dtype import resolve_dtype
 from engine.models import display_name, file_sha256, model_folder, remembered, weights_digest
-from schemas.errors import UnsupportedModelError
+from schemas.errors import SettingsError, UnsupportedModelError
 from schemas.settings import ModelSettings, Settings
 from tests.engine.conftest import SHAPE, byte_tokenizer
 
@@ -49,10 +49,30 @@ def test_the_generation_changes_with_all_that_decides_what_is_stored(folder: Pat
         {**base, "chunker": {"max_tokens": 100}},
         {**base, "prompt": {"system": "Be brief."}},
         {**base, "model": {"name": str(folder), "dtype": "bfloat16"}},
+        {**base, "prefill": {"variant": "company"}},
+        {**base, "prefill": {"variant": "fused"}},
+        {**base, "prefill": {"variant": "fused", "neighbours": 3}},
     ]
     names = [resolve_generation(Settings(**variant)).generation.name for variant in variants]
     assert len(set(names)) == len(names)
     assert resolve_generation(Settings(**base)).generation.name == names[0]
+    idle = {"neighbours": 3, "max_changes_per_day": 0}  # without fused chunks neither decides anything
+    assert resolve_generation(Settings(**base, prefill=idle)).generation.name == names[0]
+
+
+def test_what_stands_in_front_of_chunks_is_part_of_the_generation(folder: Path, tmp_path: Path) -> None:
+    """Another company text makes other rows under the same token ids."""
+    base = {"cache_dir": tmp_path, "model": {"name": str(folder), "dtype": "float32"}}
+    (tmp_path / "company.txt").write_text("Some plain prose.")
+    own = {"variant": "company", "company": tmp_path / "company.txt"}
+    packaged = resolve_generation(Settings(**base, prefill={"variant": "company"}))
+    other = resolve_generation(Settings(**base, prefill=own))
+    assert packaged.generation.name != other.generation.name
+    assert other.front_ids[: len(other.template.prefix_ids)] == other.template.prefix_ids
+    fused = resolve_generation(Settings(**base, prefill={"variant": "fused"}))
+    assert (fused.front_ids, fused.variant.pass1) == (fused.template.prefix_ids, "shared_prefix")
+    with pytest.raises(SettingsError, match=r"prefill\.company: the file .* cannot be read"):
+        resolve_generation(Settings(**base, prefill={"variant": "company", "company": tmp_path / "none.txt"}))
 
 
 def test_changed_weights_change_the_fingerprint_and_a_rewritten_config_version_does_not(
