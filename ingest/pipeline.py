@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import apache_beam as beam
 
 from ingest.batching import BatchInBundle, Count, Parse, Step
+from ingest.deletion import retire_older
 from ingest.embedding import embed
 from ingest.planning import parse, plan
 from ingest.prefill import confirm, in_passes, mark_ready, parse_record, plan_prefill, prefill
-from ingest.sinks import flip_heads, publish_commits, put_dead_aside, retire_older, upsert_points
+from ingest.sinks import flip_heads, publish_commits, put_dead_aside, upsert_points
 
 if TYPE_CHECKING:
     from ingest.handles import Handle
@@ -31,7 +32,7 @@ INDEX_STEPS: tuple[StepFunction[IndexParts], ...] = (
     embed,  # what is new
     upsert_points,  # all points of the new version: not visible
     flip_heads,  # the commit: text is servable
-    retire_older,  # points and objects that the live version does not name
+    retire_older,  # points and objects that the live version does not name; deletions with a receipt
     publish_commits,
     put_dead_aside,
 )

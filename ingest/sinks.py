@@ -1,6 +1,7 @@
-"""Steps 3 to 5 of INDEX and what PREFILL shares with it: every effect of the pipelines on the outside.
+"""Steps 3 and 5 of INDEX and what PREFILL shares with it: the effects of the pipelines on the outside.
 
-All of them are idempotent: a crash anywhere is repaired by reading the message again.
+All of them are idempotent: a crash anywhere is repaired by reading the message again. What a tombstone does besides
+is in `ingest.deletion`.
 """
 
 from __future__ import annotations
@@ -55,14 +56,6 @@ def _flip_one(parts: IndexParts, work: IndexWork) -> IndexWork:
     return replace(work, outcome=Outcome.COMMITTED)
 
 
-def retire_older(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
-    """Delete what the versions that are live now do not name."""
-    for work in batch:
-        if work.active:
-            retire(parts, work.change.document)
-    return batch
-
-
 def retire(parts: Stores, document: DocumentKey) -> None:
     """Delete what the live version does not name: points of older versions, and objects in the document's folder.
 
@@ -75,7 +68,7 @@ def retire(parts: Stores, document: DocumentKey) -> None:
     newer version put in between would be on the list, unnamed, and be deleted.
     """
     listed = parts.retry(lambda: parts.kv.keys(document), "listing KV artifacts")
-    head, named = _live_names(parts, document)
+    head, named = live_names(parts, document)
     if head is None:
         return
     below = head.version if head.live else head.version + 1
@@ -84,12 +77,12 @@ def retire(parts: Stores, document: DocumentKey) -> None:
         parts.retry(lambda: parts.index.delete(stale), "deleting older points")
         telemetry.RETIRED.labels("points").inc(len(stale))
     unnamed = [] if named is None else [key for key in listed if key not in named]
-    if unnamed:
+    if unnamed or (not head.live and parts.retry(lambda: parts.kv.staged(document), "listing KV artifacts")):
         parts.retry(lambda: parts.kv.delete(document, unnamed), "deleting older KV artifacts")
         telemetry.RETIRED.labels("artifacts").inc(len(unnamed))
 
 
-def _live_names(parts: Stores, document: DocumentKey) -> tuple[Head | None, set[str] | None]:
+def live_names(parts: Stores, document: DocumentKey) -> tuple[Head | None, set[str] | None]:
     """The head, and the artifact keys that its version names; None for the names where points of it were lost."""
     head = _read_head(parts, document)
     while head is not None and head.live:

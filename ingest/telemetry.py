@@ -24,6 +24,7 @@ EMBEDDED_CHUNKS = Counter("kvquilt_embedded_chunks", "Chunks that were embedded"
 PREFILLED_CHUNKS = Counter("kvquilt_prefilled_chunks", "Chunks whose KV was computed")
 PREFILLED_TOKENS = Counter("kvquilt_prefilled_tokens", "Tokens of the chunks whose KV was computed")
 RETIRED = Counter("kvquilt_retired", "What retiring older versions removed", ["kind"])
+DELETIONS = Counter("kvquilt_deletions", "Deletions that PREFILL or reconcile judged, by their receipt", ["state"])
 LAG = Gauge("kvquilt_consumer_lag", "Offsets between what a pipeline is done with and the end of its topic", ["topic"])
 LAST_BUNDLE = Gauge("kvquilt_last_bundle_timestamp_seconds", "When a pipeline last finished a bundle", ["pipeline"])
 

@@ -171,15 +171,16 @@ class Blobs:
         A put that is running there at the same moment fails with `BlobError` and can be done again. Returns how many
         files were removed; other stores keep no such thing.
         """
-        if self._folder is None:
-            return 0
-        root = self._folder / prefix
         swept = 0
-        for staged in [path for path in root.rglob("*#*") if _STAGED.fullmatch(path.name)]:
+        for staged in self._staged(prefix):
             with self._failures("swept", prefix):
                 staged.unlink(missing_ok=True)
                 swept += 1
         return swept
+
+    def staged(self, prefix: str) -> int:
+        """How many files killed writers left below `prefix`, as `sweep` would remove them; `list` shows none."""
+        return len(self._staged(prefix))
 
     def ready(self) -> None:
         """Raise `BlobError` with the reason where the store cannot be used now."""
@@ -191,6 +192,11 @@ class Blobs:
             return
         with self._failures("listed", ""):
             next(iter(obstore.list(self._store, prefix="kv", chunk_size=1)), None)
+
+    def _staged(self, prefix: str) -> Sequence[Path]:
+        if self._folder is None:
+            return []
+        return [path for path in (self._folder / prefix).rglob("*#*") if _STAGED.fullmatch(path.name)]
 
     def _surely_there(self, key: str) -> bool:
         try:

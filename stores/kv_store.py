@@ -15,6 +15,7 @@ from schemas.kv_artifact import ArtifactHeader, KvArtifact
 from stores.blobs import Blobs
 
 SUFFIX = ".safetensors"
+_DEPTH = 5  # segments of an artifact's key
 HEADER_PREFETCH_NBYTES = 16 * 1024  # a header of ours has 2 to 3 KB: one ranged read is enough
 
 
@@ -25,6 +26,11 @@ class KvStore:
         self.generation = generation
         self._blobs = blobs
         self._prefetch = header_prefetch_nbytes
+
+    @property
+    def blobs(self) -> Blobs:
+        """The object store that the artifacts are in."""
+        return self._blobs
 
     def put(self, document: DocumentKey, key: str, artifact: KvArtifact) -> bool:
         """Write an artifact, whole and create-only.
@@ -81,17 +87,7 @@ class KvStore:
         Raises:
             ArtifactMiss: there is none, or it has no readable header.
         """
-        path = self.path(document, key)
-        try:
-            start = self._blobs.get_range(path, 0, self._prefetch)
-            if start is None:
-                raise ArtifactMiss(MissReason.MISSING, f"no artifact {key} of {document}")
-            end = kv_artifact.header_end(start)
-            if end > len(start):
-                start += self._blobs.get_range(path, len(start), end) or b""
-        except BlobError as error:
-            raise ArtifactMiss(MissReason.STORE, str(error)) from error
-        return kv_artifact.read_header(start)
+        return self._inspect(self.path(document, key))
 
     def exists(self, document: DocumentKey, key: str) -> bool:
         """Whether there is an object of that name; its content is not checked. Raises `BlobError`."""
@@ -105,6 +101,40 @@ class KvStore:
     def nbytes(self, document: DocumentKey) -> int:
         """Bytes of every artifact of a document. Raises `BlobError`."""
         return sum(size for _, size in self._blobs.list(self.folder(document)))
+
+    def staged(self, document: DocumentKey) -> int:
+        """How many files killed writers left in a document's folder: no artifacts, but bytes of the document."""
+        return self._blobs.staged(self.folder(document))
+
+    def folders(self, tenant_digest: str | None = None) -> dict[tuple[str, str], list[str]]:
+        """Keys of every artifact of this generation, by (tenant digest, document digest). Raises `BlobError`."""
+        root = f"kv/{self.generation}" + (f"/{tenant_digest}" if tenant_digest is not None else "")
+        found: dict[tuple[str, str], list[str]] = {}
+        for path, _ in self._blobs.list(root):
+            segments = path.split("/")
+            if len(segments) == _DEPTH and path.endswith(SUFFIX):
+                found.setdefault((segments[2], segments[3]), []).append(segments[4].removesuffix(SUFFIX))
+        return found
+
+    def maker(self, tenant_digest: str, document_digest: str, key: str) -> DocumentKey | None:
+        """Whose artifact it is, by what it says of itself; None where that cannot be read or is another document's.
+
+        Raises:
+            BlobError: the store did not answer.
+        """
+        try:
+            header = self._inspect(f"kv/{self.generation}/{tenant_digest}/{document_digest}/{key}{SUFFIX}")
+        except ArtifactMiss as miss:
+            if miss.reason is MissReason.STORE:
+                raise BlobError(str(miss)) from miss
+            return None
+        return header.document if header.document.digest == document_digest else None
+
+    def delete_folder(self, tenant_digest: str, document_digest: str) -> int:
+        """Delete every artifact of a document that is known by its digests only; returns how many there were."""
+        folder = f"kv/{self.generation}/{tenant_digest}/{document_digest}"
+        self._blobs.sweep(folder)
+        return self._blobs.delete([path for path, _ in self._blobs.list(folder)])
 
     def delete(self, document: DocumentKey, keys: Iterable[str]) -> int:
         """Delete these artifacts, and what killed writers left of any of the document's; an absent key is fine.
@@ -125,6 +155,18 @@ class KvStore:
     def path(self, document: DocumentKey, key: str) -> str:
         """The object's key in the store."""
         return f"{self.folder(document)}/{key}{SUFFIX}"
+
+    def _inspect(self, path: str) -> ArtifactHeader:
+        try:
+            start = self._blobs.get_range(path, 0, self._prefetch)
+            if start is None:
+                raise ArtifactMiss(MissReason.MISSING, f"no artifact {path}")
+            end = kv_artifact.header_end(start)
+            if end > len(start):
+                start += self._blobs.get_range(path, len(start), end) or b""
+        except BlobError as error:
+            raise ArtifactMiss(MissReason.STORE, str(error)) from error
+        return kv_artifact.read_header(start)
 
     def _read(self, document: DocumentKey, key: str) -> memoryview:
         try:

@@ -1,0 +1,108 @@
+"""What a tombstone does to the stores, counted before and after, and the receipt that comes of it.
+
+INDEX erases and writes its part before it publishes the commit record; PREFILL erases once more when it has passed
+that record, since what it put late is its own, and closes the receipt where a recount finds nothing. What is left then
+(a store that kept an object it was told to delete) leaves the receipt PENDING: the pipelines go on, and `reconcile`
+tries again. A delete that fails outright is tried again like every call of a store, then stops the pipeline, whose
+event is read again: no failed delete is forgotten.
+"""
+
+from __future__ import annotations
+
+from ingest import telemetry
+from ingest.parts import IndexParts, Stores
+from ingest.sinks import live_names, retire
+from ingest.work import Batch, IndexWork
+from schemas.head import CommitRecord, Head
+from schemas.ids import DocumentKey
+from schemas.receipt import Counts, Place, Receipt, ReceiptPart, ReceiptState, Stage, judge
+
+
+def retire_older(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
+    """Step 4 of INDEX: delete what the versions that are live now do not name; of deletions with a receipt."""
+    for work in batch:
+        if work.active:
+            head = work.head
+            if head is not None and not head.live and head.version == work.change.version:
+                erase(parts, head)
+            else:
+                retire(parts, work.change.document)
+    return batch
+
+
+def erase(parts: Stores, head: Head) -> None:
+    """INDEX's part of the deletion that `head` stands for: count, delete, recount, note. Idempotent."""
+    document, version, asked_ms = head.document, head.version, head.event_ms
+    if parts.retry(lambda: parts.receipts.get(document, version, parts.generation.name), "reading a receipt"):
+        retire(parts, document)
+        return
+    found = leftovers(parts, document, version)
+    noted = _note(parts, document, version, asked_ms, Stage.FOUND, found, {})
+    retire(parts, document)
+    left = leftovers(parts, document, version)
+    # a crash may have interrupted the first pass: what it found counts, and what came since
+    were = {place: max(noted.found.get(place, 0), found[place]) for place in Place}
+    _note(parts, document, version, asked_ms, Stage.INDEX, were, left)
+
+
+def confirm(parts: Stores, record: CommitRecord) -> Receipt:
+    """PREFILL has passed the tombstone: erase what it put since, recount, and close the receipt where nothing is left.
+
+    Also for a document that came back meanwhile: then it speaks of what the live version does not name.
+    """
+    document, version = record.document, record.version
+    generation = parts.generation.name
+    done = parts.retry(lambda: parts.receipts.get(document, version, generation), "reading a receipt")
+    found = leftovers(parts, document, version)
+    if any(found.values()) or done is None:
+        retire(parts, document)
+    if done is not None:  # once more, for its parts: a crash may have come between the receipt and their removal
+        return parts.retry(lambda: parts.receipts.complete(done), "writing a receipt")
+    left = leftovers(parts, document, version)
+    if any(found.values()) or any(left.values()):
+        _note(parts, document, version, record.event_ms, Stage.PREFILL, found, left)
+    return close(parts, document, version, left, prefill_passed=True)
+
+
+def close(parts: Stores, document: DocumentKey, version: int, left: Counts, *, prefill_passed: bool) -> Receipt:
+    """The receipt by what is noted and the recount `left`; kept where it is complete."""
+    generation = parts.generation.name
+    noted = parts.retry(lambda: parts.receipts.parts(document, version, generation), "reading a receipt's parts")
+    receipt = judge(document, version, generation, noted, left, parts.clock.now_ms(), prefill_passed=prefill_passed)
+    if receipt.state is ReceiptState.COMPLETE:
+        receipt = parts.retry(lambda: parts.receipts.complete(receipt), "writing a receipt")
+    telemetry.DELETIONS.labels(receipt.state.lower()).inc()
+    return receipt
+
+
+def leftovers(parts: Stores, document: DocumentKey, version: int) -> Counts:
+    """What the stores hold of the versions up to `version` of a document, counted now.
+
+    Objects are listed before the head is read, for the reason that `sinks.retire` gives: one that a higher, live
+    version names is no leftover.
+    """
+    listed = parts.retry(lambda: parts.kv.keys(document), "counting KV artifacts")
+    head, named = live_names(parts, document)
+    points = parts.retry(lambda: parts.index.stale_chunk_ids(document, version + 1), "counting points")
+    staged = 0
+    if head is None or not head.live:  # of a live document such a file can be a put that is under way
+        staged = parts.retry(lambda: parts.kv.staged(document), "counting KV artifacts")
+    unnamed = [key for key in listed if named is None or key not in named]
+    return {Place.POINTS: len(points), Place.OBJECTS: len(unnamed) + staged}
+
+
+def _note(
+    parts: Stores, document: DocumentKey, version: int, asked_ms: int, stage: Stage, found: Counts, left: Counts
+) -> ReceiptPart:
+    part = ReceiptPart(
+        tenant=document.tenant,
+        doc_id=document.doc_id,
+        version=version,
+        generation=parts.generation.name,
+        stage=stage,
+        asked_ms=asked_ms,
+        at_ms=parts.clock.now_ms(),
+        found=found,
+        left=left,
+    )
+    return parts.retry(lambda: parts.receipts.note(part), "writing a receipt's part")

@@ -1,0 +1,179 @@
+"""Deletion receipts: what was there, what was deleted and what a recount still found, for each store and tier.
+
+A receipt speaks of one version (the tombstone's) of one document in one generation. It is kept as up to four objects,
+each written once and never changed: what was there before the first delete (`found`), what INDEX left, what PREFILL
+left where that was not nothing, and, once nothing is left anywhere, the complete receipt. None of them holds content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from schemas.errors import InputError
+from schemas.ids import DocumentKey
+
+
+class ReceiptState(StrEnum):
+    """COMPLETE: nothing is left, and both pipelines have passed the tombstone."""
+
+    PENDING = "PENDING"
+    COMPLETE = "COMPLETE"
+
+
+class Stage(StrEnum):
+    """Who wrote a part, in the order in which they are written."""
+
+    FOUND = "found"  # INDEX, after the head said deleted and before the first delete
+    INDEX = "index"  # INDEX, after its recount
+    PREFILL = "prefill"  # PREFILL, after its recount, where that found something
+
+
+class Place(StrEnum):
+    """A store and tier that holds something of documents."""
+
+    POINTS = "vectors/index"
+    OBJECTS = "kv/object"
+
+
+Counts = dict[Place, int]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+M = TypeVar("M", bound=_Frozen)
+
+
+class ReceiptPart(_Frozen):
+    """What one stage found and left of the versions up to `version`; `at_ms` is when it had counted."""
+
+    tenant: str
+    doc_id: str
+    version: int
+    generation: str
+    stage: Stage
+    asked_ms: int
+    at_ms: int
+    found: Counts
+    left: Counts
+
+    @property
+    def document(self) -> DocumentKey:
+        """The key of the document."""
+        return DocumentKey(self.tenant, self.doc_id)
+
+    def to_bytes(self) -> bytes:
+        """The object as it is stored."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ReceiptPart:
+        """Read a stored part; raises `InputError` where it is none."""
+        return _read(cls, data)
+
+
+class PlaceCount(_Frozen):
+    """One store and tier: `found == deleted + left`, `left` by a recount after the deletes."""
+
+    place: Place
+    found: int = Field(ge=0)
+    deleted: int = Field(ge=0)
+    left: int = Field(ge=0)
+
+
+class Receipt(_Frozen):
+    """The deletion of a document, as it can be shown. Times are ms since the epoch.
+
+    Attributes:
+        version: of the tombstone; the receipt speaks of everything up to it.
+        asked_ms: when the deletion was asked for: the time of its event.
+        invisible_ms: by then the head said deleted, so no answer could use the document any more.
+        complete_ms: when a recount found nothing and both pipelines had passed.
+        recounted_ms: when `left` was counted.
+        missing: what is still to happen, in sentences; empty where complete.
+    """
+
+    tenant: str
+    doc_id: str
+    version: int
+    generation: str
+    state: ReceiptState
+    asked_ms: int | None
+    invisible_ms: int | None
+    complete_ms: int | None
+    recounted_ms: int
+    counts: tuple[PlaceCount, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def document(self) -> DocumentKey:
+        """The key of the document."""
+        return DocumentKey(self.tenant, self.doc_id)
+
+    def to_bytes(self) -> bytes:
+        """The object as it is stored."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Receipt:
+        """Read a stored receipt; raises `InputError` where it is none."""
+        return _read(cls, data)
+
+
+def judge(
+    document: DocumentKey,
+    version: int,
+    generation: str,
+    parts: Mapping[Stage, ReceiptPart],
+    left: Counts,
+    now_ms: int,
+    *,
+    prefill_passed: bool,
+) -> Receipt:
+    """The receipt that the stored parts and a recount amount to.
+
+    Args:
+        left: counted now.
+        prefill_passed: whether PREFILL has read the tombstone's commit record.
+    """
+    found, index, late = (parts.get(stage) for stage in (Stage.FOUND, Stage.INDEX, Stage.PREFILL))
+    missing = []
+    if index is None:
+        missing.append("the index pipeline has not deleted and recounted yet")
+    if not prefill_passed and late is None:
+        missing.append("the prefill pipeline has not passed the tombstone yet")
+    missing += [f"{count} left in {place}" for place, count in left.items() if count]
+    done = not missing
+    counts = []
+    for place in Place:
+        were = max((part.found.get(place, 0) for part in (found, index) if part is not None), default=0)
+        if late is not None:  # more than INDEX left: put after it had looked
+            were += max(0, late.found.get(place, 0) - (index.left.get(place, 0) if index else 0))
+        were = max(were, left.get(place, 0))
+        counts.append(PlaceCount(place=place, found=were, deleted=were - left.get(place, 0), left=left.get(place, 0)))
+    first = found or index or late
+    return Receipt(
+        tenant=document.tenant,
+        doc_id=document.doc_id,
+        version=version,
+        generation=generation,
+        state=ReceiptState.COMPLETE if done else ReceiptState.PENDING,
+        asked_ms=first.asked_ms if first else None,
+        invisible_ms=first.at_ms if first else None,
+        complete_ms=now_ms if done else None,
+        recounted_ms=now_ms,
+        counts=tuple(counts),
+        missing=tuple(missing),
+    )
+
+
+def _read(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise InputError(f"not a {kind.__name__}: {error.errors()[0]['msg']}") from error
