@@ -119,7 +119,8 @@ def _decode(source: bytes, charset: str) -> str:
 
 def _walk(root: LexborNode, writer: _Writer) -> None:
     """Every visible node, entered and left in the order of the document."""
-    node, inside = root, list[LexborNode]()
+    node = root
+    inside: list[LexborNode] = []
     while True:
         if node.is_text_node:
             writer.write(node.text_content or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from io import BytesIO
 
 from schemas.errors import EventError
@@ -18,6 +19,7 @@ def pdf_text(source: bytes) -> str:
     """
     import pypdf
 
+    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of every oddity in every file
     if b"%PDF-" not in source[:1024]:
         raise EventError("the content is no PDF: it does not begin with %PDF-")
     try:
@@ -47,7 +49,7 @@ def pdf_text(source: bytes) -> str:
     except Exception as error:
         raise _damaged(error) from error
     if not pages:
-        raise EventError(f"the PDF has no text on its {n_pages} pages, only images; run OCR over it first")
+        raise EventError(f"the PDF has no text, only images (pages: {n_pages}); run OCR over it first")
     return "\n\n".join(pages)
 
 
