@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from qdrant_client import models
 
 from schemas.errors import VectorIndexError
 from schemas.head import Head
 from schemas.ids import DocumentKey, head_id
-from stores.points import head_point, of_tenant, older_than, read_head
+from stores.points import head_point, labels, of_heads, older_than, read_head
 from stores.qdrant import Connection
 
 _PAGE = 1000
@@ -67,21 +68,35 @@ class Heads:
 
     def all(self, tenant: str | None = None) -> Iterator[Head]:
         """Every head, tombstones too, or those of one tenant. Heads that are flipped meanwhile come as either."""
-        where = of_tenant(tenant) if tenant is not None else None
-        offset = None
+        after: str | None = None
         while True:
-            records, offset = self._connection.call(
-                "scroll",
-                collection_name=self.collection,
-                scroll_filter=where,
-                limit=_PAGE,
-                offset=offset,
-                with_payload=True,
-                with_vectors=False,
-            )
-            for record in records:
-                head = read_head(record)
-                if tenant is None or head.tenant == tenant:
-                    yield head
-            if offset is None:
+            heads, after = self.page(tenant, {}, after=after)
+            yield from heads
+            if after is None:
                 return
+
+    def page(
+        self, tenant: str | None, metadata: Mapping[str, Any], *, after: str | None = None, limit: int = _PAGE
+    ) -> tuple[list[Head], str | None]:
+        """At most `limit` heads, tombstones too, and where the next page begins; None where there is none.
+
+        Args:
+            metadata: keys and values (strings, numbers, booleans) that a head's metadata has all of.
+            after: what the page before gave.
+        """
+        records, following = self._connection.call(
+            "scroll",
+            collection_name=self.collection,
+            scroll_filter=of_heads(tenant, metadata),
+            limit=limit,
+            offset=after,
+            with_payload=True,
+            with_vectors=False,
+        )
+        wanted = set(labels(metadata))
+        found = [  # the index is trusted to find, not to exclude
+            head
+            for head in map(read_head, records)
+            if tenant in (None, head.tenant) and wanted <= set(labels(head.metadata))
+        ]
+        return found, None if following is None else str(following)

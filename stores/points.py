@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from qdrant_client import models
 from schemas.chunk import Chunk, IndexedChunk
 from schemas.errors import VectorIndexError
 from schemas.head import Head
-from schemas.ids import DocumentKey, head_id, token_bytes
+from schemas.ids import DocumentKey, digest, head_id, token_bytes
 
 CHUNK_INDEXES: dict[str, models.PayloadSchemaType] = {
     "tenant": models.PayloadSchemaType.KEYWORD,
@@ -33,9 +34,22 @@ HEAD_INDEXES: dict[str, models.PayloadSchemaType] = {
     "tenant": models.PayloadSchemaType.KEYWORD,
     "version_high": models.PayloadSchemaType.INTEGER,
     "version_low": models.PayloadSchemaType.INTEGER,
+    "labels": models.PayloadSchemaType.KEYWORD,
 }
 _LOW_BITS = 31
-_HEAD_ONLY = ("version_high", "version_low")
+_LABEL_DIGITS = 32  # of a SHA-256: 128 bits, and what is found is compared with the metadata itself
+_HEAD_ONLY = ("version_high", "version_low", "labels")
+
+
+class PointName(NamedTuple):
+    """What a point is called, without what it holds."""
+
+    id: uuid.UUID
+    document: DocumentKey
+    version: int
+    ordinal: int
+    kv_key: str
+    kv_ready: bool
 
 
 def chunk_point(indexed: IndexedChunk) -> models.PointStruct:
@@ -94,6 +108,22 @@ def read_chunk(record: models.Record | models.ScoredPoint) -> IndexedChunk:
     return indexed
 
 
+def read_name(record: models.Record) -> PointName:
+    """What a point is called.
+
+    Raises:
+        VectorIndexError: the payload is not one that `chunk_point` writes.
+    """
+    payload = record.payload or {}
+    try:
+        document = DocumentKey(payload["tenant"], payload["doc_id"])
+        version, ordinal = int(payload["version"]), int(payload["ordinal"])
+        kv_key, kv_ready = str(payload["kv_key"]), bool(payload["kv_ready"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise VectorIndexError(f"point {record.id} is no chunk of ours: {error!r}; delete it") from error
+    return PointName(uuid.UUID(str(record.id)), document, version, ordinal, kv_key, kv_ready)
+
+
 def check_vectors(indexed: IndexedChunk, dim: int) -> None:
     """Refuse vectors that would be stored wrongly; raises `ValueError`."""
     vectors = indexed.vectors
@@ -116,6 +146,7 @@ def head_point(head: Head) -> models.PointStruct:
     """The payload-only point of a head."""
     high, low = _halves(head.version)
     payload = {**head.model_dump(mode="json"), "version_high": high, "version_low": low}
+    payload["labels"] = labels(head.metadata)
     return models.PointStruct(id=str(head_id(head.document)), vector={}, payload=payload)
 
 
@@ -136,6 +167,37 @@ def read_head(record: models.Record) -> Head:
     if str(head_id(head.document)) != str(record.id):
         raise VectorIndexError(f"point {record.id} holds the head of {head.document}; delete it")
     return head
+
+
+def labels(metadata: Mapping[str, Any]) -> list[str]:
+    """One label for each key and value of `metadata`; of a list of values, one for each of them.
+
+    Which keys a producer uses is not known beforehand, so no index can be made for each of them. One index over these
+    labels serves them all. Types count: `1` and `"1"` are two values; `1` and `1.0` are one. What is nested deeper has
+    no label.
+    """
+    found = set()
+    for key, value in metadata.items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, float) and one.is_integer():
+                one = int(one)
+            if isinstance(one, str | int) or (isinstance(one, float) and math.isfinite(one)):
+                found.add(digest([key, one])[:_LABEL_DIGITS])
+    return sorted(found)
+
+
+def of_heads(tenant: str | None, metadata: Mapping[str, Any]) -> models.Filter | None:
+    """Heads of a tenant, or of all, whose metadata has all these values.
+
+    Raises:
+        ValueError: a value is none that has a label; leaving it out would find more than was asked for.
+    """
+    for key, value in metadata.items():
+        if isinstance(value, list) or not labels({key: value}):
+            raise ValueError(f"metadata {key!r} must be a string, a number or a boolean (got {type(value).__name__})")
+    conditions: list[models.Condition] = [] if tenant is None else [_equals("tenant", tenant)]
+    conditions += [_equals("labels", label) for label in labels(metadata)]
+    return models.Filter(must=conditions) if conditions else None
 
 
 def of_document(document: DocumentKey, version: int | None = None) -> models.Filter:

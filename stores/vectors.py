@@ -8,7 +8,7 @@ only, never by filter, because a filter can also match what another writer has j
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from schemas.ids import DocumentKey
 from schemas.settings import QdrantSettings
 from stores import points
 from stores.heads import Heads
+from stores.points import PointName
 from stores.qdrant import Connection, connect
 
 MAX_BATCH_POINTS = 128
@@ -103,6 +104,19 @@ class VectorIndex:
     def documents(self, tenant: str | None = None) -> Iterator[Head]:
         """Every head, tombstones too, of one tenant or of all."""
         return self._heads.all(tenant)
+
+    def documents_page(
+        self, tenant: str | None, metadata: Mapping[str, Any], *, after: str | None = None, limit: int = _PAGE
+    ) -> tuple[list[Head], str | None]:
+        """Heads by tenant and metadata, a page at a time, over one payload index (`Heads.page`)."""
+        return self._heads.page(tenant, metadata, after=after, limit=limit)
+
+    def points(self, tenant: str | None = None) -> Iterator[list[PointName]]:
+        """What every point is called, page by page, without text and vectors; of one tenant or of all."""
+        wanted = ["tenant", "doc_id", "document", "version", "ordinal", "kv_key", "kv_ready"]
+        where = points.of_tenant(tenant) if tenant is not None else None
+        for page in self._pages(where, with_payload=wanted, with_vectors=False):
+            yield [points.read_name(record) for record in page]
 
     def chunks(self, document: DocumentKey, version: int | None = None, *, vectors: bool = False) -> list[IndexedChunk]:
         """The chunks of a document, visible or not, by version and ordinal; of one version if it is given."""
@@ -256,17 +270,21 @@ class VectorIndex:
             )
 
     def _scroll(self, document: DocumentKey, version: int | None, **what: Any) -> Iterator[Any]:
+        for page in self._pages(points.of_document(document, version), **what):
+            yield from page
+
+    def _pages(self, where: models.Filter | None, **what: Any) -> Iterator[Sequence[Any]]:
         offset = None
         while True:
             records, offset = self._connection.call(
                 "scroll",
                 collection_name=self.collection,
-                scroll_filter=points.of_document(document, version),
+                scroll_filter=where,
                 limit=_PAGE,
                 offset=offset,
                 **what,
             )
-            yield from records
+            yield records
             if offset is None:
                 return
 
