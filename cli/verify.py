@@ -52,9 +52,10 @@ def verify_model(
         key = CertificateStore(blobs, generation.name).put(certificate)
         context.say(f"stored as {key} in {blobs.url}")
     chosen = pick(certificate, settings.quality.max_kl, generation.prefill_variant)
-    verdict = f"nothing stays under quality.max_kl = {settings.quality.max_kl:g}: blend answers in exact mode"
+    bound = f"quality.max_kl = {settings.quality.max_kl:g}"
+    verdict = f"nothing stays under {bound}: blend answers in exact mode"
     if chosen:
-        verdict = f"blend takes {chosen.policy} at {chosen.budget:.0%}: KL {chosen.kl:.4f} < {settings.quality.max_kl:g}"
+        verdict = f"blend takes {chosen.policy} at {chosen.budget:.0%}, whose KL {chosen.kl:.4f} is under {bound}"
     data = {
         **certificate.model_dump(mode="json"),
         "conformant": certificate.conformant,

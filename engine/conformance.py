@@ -32,7 +32,7 @@ _N_SHIFTED, _N_CHUNK, _N_CHUNKS, _N_ANSWER = 48, 40, 4, 6
 # fp32: sums in another order; far away the angles themselves have rounding of 1e-3 rad, for the model as for us.
 # bf16 and fp16: rounding of rows and activations, through all layers. What is wrong is off by about 1.
 _BOUND = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 3e-2}
-_FAR_BOUND = {torch.float32: 2e-2, torch.bfloat16: 2e-1, torch.float16: 6e-2}
+_FAR_BOUND = {torch.float32: 5e-3, torch.bfloat16: 2e-1, torch.float16: 6e-2}
 _FAR = 1_000
 
 

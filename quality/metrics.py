@@ -52,8 +52,8 @@ def kl(reference: torch.Tensor, logits: torch.Tensor) -> list[float]:
     Raises:
         ValueError: a number is not finite.
     """
-    log_q = logits.float().log_softmax(-1)
-    divergence = (reference.exp() * (reference - log_q)).sum(-1)
+    log_p, log_q = reference.double().log_softmax(-1), logits.double().log_softmax(-1)
+    divergence = (log_p.exp() * (log_p - log_q)).sum(-1)
     if not bool(divergence.isfinite().all()):
         raise ValueError("logits hold NaN or infinity; the rows that they were computed over are broken")
     return [float(value) for value in divergence.clamp_min(0.0)]

@@ -312,7 +312,7 @@ class _Question:
     ) -> Result:
         tokenizer = self._subject.template.tokenizer
         stop = next((n for n, token in enumerate(ids) if token in tokenizer.stop_ids), len(ids))
-        text = tokenizer.decode(ids[:stop]).strip()
+        text = tokenizer.decode(ids[:stop]).rstrip("\ufffd").strip()  # an answer may end inside a character
         accepted = self._question.answers
         full = method.policy == FULL
         counts = count_tokens(plan)
