@@ -19,10 +19,24 @@ from quality.run import Seconds
 from schemas.errors import InputError
 
 DONE = Result(
-    key="k", set="s", question="q0", policy="none", options={}, variant="shared_prefix", budget=0.0, kl=0.1,
-    kl_first=0.2, f1=0.5, right=True, answer="x", prompt_tokens=100, chunk_tokens=80, repaired_tokens=0, fresh_tokens=20,
+    key="k",
+    set="s",
+    question="q0",
+    policy="none",
+    options={},
+    variant="shared_prefix",
+    budget=0.0,
+    kl=0.1,
+    kl_first=0.2,
+    f1=0.5,
+    right=True,
+    answer="x",
+    prompt_tokens=100,
+    chunk_tokens=80,
+    repaired_tokens=0,
+    fresh_tokens=20,
     seconds=Seconds(0.1, 0.2, 0.0, 0.7),
-)  # fmt: skip
+)
 
 
 def result(policy: str, question: str, kl: float, right: bool | None = True, budget: float = 0.0) -> Result:
