@@ -70,7 +70,7 @@ def run(console: Console, up: Up, script: Script) -> Report:
         {"data_dir": str(up.folder), "client": {"url": running.url}, "kafka": {"bootstrap": running.bootstrap}}
     )
     with Service.of(settings) as service:
-        asker = Asker(console, service)
+        asker = Asker(console, service, script.k)
         _publish(console, settings, report)
         console.rule("five questions")
         ask_facts(asker, script.questions, report)

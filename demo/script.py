@@ -46,8 +46,9 @@ class Long(_Part):
 
 
 class Script(_Part):
-    """All of it."""
+    """All of it; every question but the long one is answered from `k` chunks."""
 
+    k: int
     questions: tuple[Fact, ...]
     change: Change
     delete: Deletion

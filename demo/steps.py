@@ -18,7 +18,7 @@ from demo.script import Change, Deletion, Fact, holds
 from schemas.api import AnswerResponse
 from schemas.errors import KvquiltError
 
-ANSWER_TOKENS = 48  # the packaged model is small and rambles after its first sentence
+ANSWER_TOKENS = 32  # the packaged model is small and rambles after its first sentence
 LONG_TOKENS = 4_000
 CHANGE_TIMEOUT_S = 120.0
 REUSE_RUNS = 5
@@ -27,14 +27,14 @@ REUSE_RUNS = 5
 class Asker:
     """Asks the service, shows question, streamed answer and sources, and remembers the times to the first token."""
 
-    def __init__(self, console: Console, service: Service) -> None:
-        self.console, self.service = console, service
+    def __init__(self, console: Console, service: Service, k: int) -> None:
+        self.console, self.service, self._k = console, service, k
         self._ttft_s: list[float] = []
 
     def ask(self, question: str, about: str | None = None) -> AnswerResponse:
         """One question, shown; with the version of the page that it is `about`."""
         self.console.print(f"\n[bold]{escape(question)}[/bold]")
-        body = {"question": question, "stream": True, "max_tokens": ANSWER_TOKENS}
+        body = {"question": question, "stream": True, "k": self._k, "max_tokens": ANSWER_TOKENS}
         answer = read_answer(self.service.events("/v1/answer", body), live=True)
         self._ttft_s.append(answer.timing.ttft_s)
         usage = answer.usage

@@ -91,7 +91,8 @@ class Parse(beam.DoFn, Generic[P]):  # type: ignore[misc]
     def process(self, message: Message) -> Iterator[DocumentWork]:
         """One message, one piece of work."""
         with telemetry.stage_seconds("parse"):
-            yield self._parse(self._parts, message)
+            done = self._parse(self._parts, message)
+        yield done
 
 
 class _StepDoFn(beam.DoFn, Generic[P]):  # type: ignore[misc]
