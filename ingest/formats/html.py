@@ -167,13 +167,13 @@ class _Writer:
         """All blocks, an empty line between them; list items and table rows on lines that follow each other."""
         self._end_block()
         parts: list[str] = []
-        after_line = False
+        before = ""
         for block in self._blocks:
-            is_line = bool(_LINE.match(block))
+            kind = "" if (line := _LINE.match(block)) is None else "row" if line.group().endswith("| ") else "item"
             if parts:
-                parts.append("\n" if is_line and after_line else "\n\n")
+                parts.append("\n" if kind and kind == before else "\n\n")
             parts.append(block)
-            after_line = is_line
+            before = kind
         return "".join(parts)
 
     def write(self, text: str) -> None:

@@ -63,10 +63,10 @@ class Registry:
         if params:
             answer = self._get(f"/schemas/ids/{schema_id}", f"schema {schema_id}", params)
         references: dict[str, str] = {}
-        self._collect(answer, references, params, depth=0)
         try:
+            self._collect(answer, references, params, depth=0)
             return DECODERS[kind](answer["schema"], references)
-        except RegistryError:
+        except (EventError, RegistryError):
             raise
         except Exception as error:  # the registry should have refused such a schema
             raise RegistryError(f"schema {schema_id} of {self.url} cannot be used: {error}") from error

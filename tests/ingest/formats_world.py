@@ -87,7 +87,7 @@ class RegistryServer(_Server):
 
     def __init__(self):
         super().__init__()
-        self.schemas = {int(number): schema for number, schema in CONFLUENT["schemas"].items()}
+        self.schemas = {int(number): dict(schema) for number, schema in CONFLUENT["schemas"].items()}
         self.subjects = {name: int(number) for name, number in CONFLUENT["subjects"].items()}
         self.status = 200
         self.token = None
