@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from ingest import telemetry
 from ingest.parts import IndexParts, Stores
-from ingest.sinks import live_names, retire
+from ingest.sinks import retire
 from ingest.work import Batch, IndexWork
 from schemas.head import CommitRecord, Head
 from schemas.ids import DocumentKey
 from schemas.receipt import Counts, Place, Receipt, ReceiptPart, ReceiptState, Stage, judge
+from stores.leftovers import leftovers
 
 
 def retire_older(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
@@ -36,10 +37,10 @@ def erase(parts: Stores, head: Head) -> None:
     if parts.retry(lambda: parts.receipts.get(document, version, parts.generation.name), "reading a receipt"):
         retire(parts, document)
         return
-    found = leftovers(parts, document, version)
+    found = _leftovers(parts, document, version)
     noted = _note(parts, document, version, asked_ms, Stage.FOUND, found, {})
     retire(parts, document)
-    left = leftovers(parts, document, version)
+    left = _leftovers(parts, document, version)
     # a crash may have interrupted the first pass: what it found counts, and what came since
     were = {place: max(noted.found.get(place, 0), found[place]) for place in Place}
     _note(parts, document, version, asked_ms, Stage.INDEX, were, left)
@@ -53,12 +54,12 @@ def confirm(parts: Stores, record: CommitRecord) -> Receipt:
     document, version = record.document, record.version
     generation = parts.generation.name
     done = parts.retry(lambda: parts.receipts.get(document, version, generation), "reading a receipt")
-    found = leftovers(parts, document, version)
+    found = _leftovers(parts, document, version)
     if any(found.values()) or done is None:
         retire(parts, document)
     if done is not None:  # once more, for its parts: a crash may have come between the receipt and their removal
         return parts.retry(lambda: parts.receipts.complete(done), "writing a receipt")
-    left = leftovers(parts, document, version)
+    left = _leftovers(parts, document, version)
     if any(found.values()) or any(left.values()):
         _note(parts, document, version, record.event_ms, Stage.PREFILL, found, left)
     return close(parts, document, version, left, prefill_passed=True)
@@ -75,20 +76,8 @@ def close(parts: Stores, document: DocumentKey, version: int, left: Counts, *, p
     return receipt
 
 
-def leftovers(parts: Stores, document: DocumentKey, version: int) -> Counts:
-    """What the stores hold of the versions up to `version` of a document, counted now.
-
-    Objects are listed before the head is read, for the reason that `sinks.retire` gives: one that a higher, live
-    version names is no leftover.
-    """
-    listed = parts.retry(lambda: parts.kv.keys(document), "counting KV artifacts")
-    head, named = live_names(parts, document)
-    points = parts.retry(lambda: parts.index.stale_chunk_ids(document, version + 1), "counting points")
-    staged = 0
-    if head is None or not head.live:  # of a live document such a file can be a put that is under way
-        staged = parts.retry(lambda: parts.kv.staged(document), "counting KV artifacts")
-    unnamed = [key for key in listed if named is None or key not in named]
-    return {Place.POINTS: len(points), Place.OBJECTS: len(unnamed) + staged}
+def _leftovers(parts: Stores, document: DocumentKey, version: int) -> Counts:
+    return parts.retry(lambda: leftovers(parts.index, parts.kv, document, version), "counting what is left")
 
 
 def _note(

@@ -15,6 +15,7 @@ from ingest.work import Batch, IndexWork, Outcome, W
 from schemas.errors import EventError, InputError
 from schemas.head import CommitRecord, DocumentState, Head
 from schemas.ids import DocumentKey, canonical_bytes
+from stores.leftovers import live_names
 
 
 def upsert_points(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
@@ -68,7 +69,7 @@ def retire(parts: Stores, document: DocumentKey) -> None:
     newer version put in between would be on the list, unnamed, and be deleted.
     """
     listed = parts.retry(lambda: parts.kv.keys(document), "listing KV artifacts")
-    head, named = live_names(parts, document)
+    head, named = parts.retry(lambda: live_names(parts.index, document), "reading what the live version names")
     if head is None:
         return
     below = head.version if head.live else head.version + 1
@@ -80,25 +81,6 @@ def retire(parts: Stores, document: DocumentKey) -> None:
     if unnamed or (not head.live and parts.retry(lambda: parts.kv.staged(document), "listing KV artifacts")):
         parts.retry(lambda: parts.kv.delete(document, unnamed), "deleting older KV artifacts")
         telemetry.RETIRED.labels("artifacts").inc(len(unnamed))
-
-
-def live_names(parts: Stores, document: DocumentKey) -> tuple[Head | None, set[str] | None]:
-    """The head, and the artifact keys that its version names; None for the names where points of it were lost."""
-    head = _read_head(parts, document)
-    while head is not None and head.live:
-        version = head.version
-        points = parts.retry(lambda: parts.index.chunks(document, version), "reading the live version's chunks")  # noqa: B023
-        if len(points) == head.n_chunks:
-            return head, {point.kv_key for point in points}
-        # Fewer than the head says: it moved between the two reads, and the points went with the old version.
-        head = _read_head(parts, document)
-        if head is not None and head.version == version:
-            return head, None
-    return head, set()
-
-
-def _read_head(parts: Stores, document: DocumentKey) -> Head | None:
-    return parts.retry(lambda: parts.index.heads([document]), "reading a head").get(document)
 
 
 def publish_commits(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:

@@ -10,6 +10,7 @@ from schemas.head import CommitRecord
 from schemas.receipt import Place, ReceiptState, Stage
 from stores.fakes import CrashPoint, SimulatedCrash, fake_artifact, with_faults
 from stores.kv_store import KvStore
+from stores.leftovers import leftovers
 from tests.ingest.test_protocol import PARAGRAPHS, TEXT
 from tests.ingest.world import World, document
 
@@ -114,7 +115,7 @@ def test_what_a_store_keeps_although_it_was_told_to_delete_leaves_the_receipt_pe
     assert receipt(world, 2) is None
     late = noted(world, 2)[Stage.PREFILL]
     assert (late.found[Place.OBJECTS], late.left[Place.OBJECTS]) == (12, 12)
-    left = deletion.leftovers(world.index_parts, document(), 2)
+    left = leftovers(world.qdrant, keeps, document(), 2)
     pending = deletion.close(world.index_parts, document(), 2, left, prefill_passed=False)
     assert pending.state is ReceiptState.PENDING
     assert pending.missing == ("12 left in kv/object",)
