@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from schemas.events import ContentType, Version
 from schemas.head import DocumentState
@@ -127,6 +127,27 @@ class Accepted(_Body):
     partition: int
     offset: int
     version: int | None  # None: the broker's timestamp and offset will be the version
+
+
+class DeleteMany(_Body):
+    """`POST /v1/documents/delete`: the documents whose metadata has all of `filter`, or, with `all`, every one.
+
+    `all` wants the tenant's name in `confirm`. What is deleted is what is committed when it is asked for, at most
+    `limit` documents at a time: ask again with `after` from the answer's `next` until that is null.
+    """
+
+    filter: dict[str, StrictStr | StrictBool | StrictInt | StrictFloat] = Field(default_factory=dict)
+    all: bool = False
+    confirm: str | None = None
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 1_000
+    after: Annotated[str | None, Field(pattern="^[0-9a-f-]{36}$")] = None
+
+
+class DeletedMany(_Body):
+    """Each deletion as it was published; a receipt for each follows (`GET /v1/documents/{id}/receipt`)."""
+
+    deletions: list[Accepted]
+    next: str | None  # more may match: ask again with this as `after`
 
 
 class DocumentStatus(_Body):

@@ -8,13 +8,17 @@ from concurrent.futures import Executor
 
 from pydantic import ValidationError
 
-from schemas.api import Accepted, DocumentBody, DocumentStatus
+from schemas.api import Accepted, DeletedMany, DeleteMany, DocumentBody, DocumentStatus
 from schemas.errors import EventError, RequestError
 from schemas.events import MAX_CONTENT_BYTES, TENANT_HEADER, VERSION_HEADER, EventBody, describe, parse_event
 from schemas.ids import DocumentKey, is_packed
+from schemas.receipt import Receipt, judge
 from schemas.settings import KafkaSettings
 from serve import threads
 from serve.parts import Parts
+from stores.clock import SystemClock
+from stores.leftovers import leftovers
+from stores.receipts import Receipts
 
 _REMEMBERED = 10_000  # documents whose last version given out is kept
 _TURNS = 64  # locks that documents share
@@ -55,6 +59,23 @@ class Documents:
     async def delete(self, document: DocumentKey, version: int | None) -> Accepted:
         """Publish a tombstone, whether or not the document is known yet: its event may still be on its way."""
         return await threads.call(self._writes, self._delete, document, version)
+
+    async def delete_many(self, tenant: str, body: DeleteMany) -> DeletedMany:
+        """Publish a tombstone for each live document that the body names.
+
+        Raises:
+            RequestError: it names none, or all without a confirmation.
+            TopicError: the broker did not take one; those before it are published: ask again.
+        """
+        return await threads.call(self._writes, self._delete_many, tenant, body)
+
+    async def receipt(self, document: DocumentKey, version: int | None) -> Receipt:
+        """The receipt of a deletion, of the newest one if no version is named; what is not complete is counted now.
+
+        Raises:
+            RequestError: 404; no deletion of the document is known, for this tenant.
+        """
+        return await threads.call(self._reads, self._receipt, document, version)
 
     def _status(self, document: DocumentKey) -> DocumentStatus:
         head = self._parts.index.heads([document]).get(document)
@@ -100,6 +121,47 @@ class Documents:
             if version is not None:
                 headers += ((VERSION_HEADER, str(version).encode()),)
             return self._publish(document, None, headers, version)
+
+    def _delete_many(self, tenant: str, body: DeleteMany) -> DeletedMany:
+        if bool(body.filter) == body.all:
+            raise RequestError(
+                "name the documents by `filter`, or all of them by `all`: exactly one of the two",
+                code="nothing_named",
+                param="filter",
+            )
+        if body.all and body.confirm != tenant:
+            raise RequestError(
+                f"`all` deletes every document of tenant {tenant!r}; to confirm, send that name as `confirm`",
+                code="not_confirmed",
+                param="confirm",
+            )
+        heads, following = self._parts.index.documents_page(tenant, body.filter, after=body.after, limit=body.limit)
+        deletions = [self._delete(head.document, None) for head in heads if head.live]
+        return DeletedMany(deletions=deletions, next=following)
+
+    def _receipt(self, document: DocumentKey, version: int | None) -> Receipt:
+        generation, receipts = self._parts.generation.name, Receipts(self._parts.blobs)
+        head = self._parts.index.heads([document]).get(document)
+        deletions = {name.version for name in receipts.of(document) if name.generation == generation}
+        if head is not None and not head.live:
+            deletions.add(head.version)
+        wanted = max(deletions, default=None) if version is None else version
+        if wanted is None or wanted not in deletions:
+            which = "" if version is None else f" at version {version}"
+            raise RequestError(
+                f"no deletion of document {document.doc_id!r}{which} is known; one that was just published may not be "
+                "committed yet",
+                status=404,
+                code="receipt_not_found",
+                param="doc_id",
+            )
+        complete = receipts.get(document, wanted, generation)
+        if complete is not None:
+            return complete
+        left = leftovers(self._parts.index, self._parts.kv, document, wanted)
+        noted = receipts.parts(document, wanted, generation)
+        pending = judge(document, wanted, generation, noted, left, SystemClock().now_ms(), prefill_passed=False)
+        return receipts.get(document, wanted, generation) or pending  # it may have been closed while we counted
 
     def _version(self, document: DocumentKey, asked: int | None) -> int | None:
         if asked is not None:

@@ -13,6 +13,8 @@ from schemas.api import (
     Accepted,
     AnswerRequest,
     AnswerResponse,
+    DeletedMany,
+    DeleteMany,
     DocumentBody,
     DocumentStatus,
     ErrorBody,
@@ -22,6 +24,7 @@ from schemas.api import (
 )
 from schemas.events import Version
 from schemas.ids import DocumentKey
+from schemas.receipt import Receipt
 from serve.answer import Asked
 from serve.disconnect import or_disconnect
 from serve.service import State, whole
@@ -70,6 +73,25 @@ async def retrieve(body: Question, request: Request) -> RetrieveResponse:
     start_s = time.perf_counter()
     found = await or_disconnect(request.receive, state.service.retrieve(request.state.tenant, body.question, k))
     return RetrieveResponse(chunks=[one.citation() for one in found], retrieve_s=time.perf_counter() - start_s)
+
+
+@router.post("/documents/delete", status_code=202, tags=["documents"])
+async def delete_documents(body: DeleteMany, request: Request) -> DeletedMany:
+    """Publish the deletion of every live document that matches a metadata filter, or of all; the answer lists them."""
+    return await _state(request).service.documents.delete_many(request.state.tenant, body)
+
+
+@router.get("/documents/{doc_id:path}/receipt", tags=["documents"])
+async def get_receipt(
+    doc_id: DocId, request: Request, version: Annotated[Version | None, Query()] = None
+) -> Receipt | DocumentStatus:
+    """The receipt of a document's deletion: what was there, what was deleted, what a recount found, what is missing.
+
+    A document whose own id ends in `/receipt` is asked for with that slash written as `%2F`.
+    """
+    if not request.scope["raw_path"].endswith(b"/receipt"):
+        return await get_document(f"{doc_id}/receipt", request)
+    return await _state(request).service.documents.receipt(_key(request, doc_id), version)
 
 
 @router.get("/documents/{doc_id:path}", tags=["documents"])

@@ -9,6 +9,8 @@ import pytest
 from schemas.events import MAX_CONTENT_BYTES, parse_event
 from schemas.head import DocumentState
 from schemas.ids import DocumentKey, packed_version
+from schemas.receipt import Place, ReceiptPart, Stage, judge
+from stores.receipts import Receipts
 
 
 def event_of(message):
@@ -188,3 +190,146 @@ def test_api_04_another_tenant_finds_nothing_and_the_own_tenant_does(start, benc
     client.put("/v1/documents/lake", json={"content": "x"}, headers=as_tenant("key-b"))
     client.delete("/v1/documents/lake", headers=as_tenant("key-a"))
     assert [event_of(message).tenant for message in bench.publisher.messages] == ["b", "a"]
+
+
+def receipt(client, doc_id="lake", **params):
+    return client.get(f"/v1/documents/{doc_id}/receipt", params=params)
+
+
+def noted(bench, stage, found, left=0, version=2):
+    counts = {Place.POINTS: found, Place.OBJECTS: found}
+    part = ReceiptPart(
+        tenant="default", doc_id="lake", version=version, generation=bench.parts.generation.name, stage=stage,
+        asked_ms=10, at_ms=20, found=counts, left=dict.fromkeys(counts, left),
+    )  # fmt: skip
+    Receipts(bench.parts.blobs).note(part)
+    return part
+
+
+def test_vec_09_a_receipt_is_pending_until_everything_is_gone_and_counts_what_is_left_now(client, bench):
+    """Users cannot tell whether a deletion happened; a receipt that repeats what was planned would not tell either."""
+    points = bench.corpus.put("lake", "one", "two")
+    bench.corpus.flip("lake", 2, n_chunks=0, state=DocumentState.DELETED)
+    noted(bench, Stage.FOUND, 2)
+    got = receipt(client).json()
+    assert (got["state"], got["version"], got["asked_ms"], got["invisible_ms"]) == ("PENDING", 2, 10, 20)
+    assert got["counts"] == [
+        {"place": "vectors/index", "found": 2, "deleted": 0, "left": 2},
+        {"place": "kv/object", "found": 2, "deleted": 0, "left": 2},
+    ]
+    assert got["missing"] == [
+        "the index pipeline has not deleted and recounted yet",
+        "the prefill pipeline has not passed the tombstone yet",
+        "2 left in vectors/index",
+        "2 left in kv/object",
+    ]
+    bench.parts.index.delete([points[0].chunk.id])
+    assert receipt(client).json()["counts"][0] == {"place": "vectors/index", "found": 2, "deleted": 1, "left": 1}
+
+
+def test_a_complete_receipt_is_given_as_it_was_kept(client, bench):
+    bench.corpus.flip("lake", 2, n_chunks=0, state=DocumentState.DELETED)
+    parts = {stage: noted(bench, stage, 2) for stage in (Stage.FOUND, Stage.INDEX)}
+    kept = judge(
+        DocumentKey("default", "lake"), 2, bench.parts.generation.name, parts, {}, 30, prefill_passed=True
+    )  # fmt: skip
+    Receipts(bench.parts.blobs).complete(kept)
+    assert receipt(client).json() == kept.model_dump(mode="json")
+    assert receipt(client).json()["state"] == "COMPLETE"
+    assert receipt(client, version=2).json() == receipt(client).json()
+
+
+def test_a_receipt_is_pending_as_soon_as_the_head_says_deleted(client, bench):
+    """Between the flip and the first note a crash may lie: the deletion is known all the same."""
+    bench.corpus.put("lake", "one")
+    bench.corpus.flip("lake", 2, n_chunks=0, state=DocumentState.DELETED)
+    assert receipt(client).json()["state"] == "PENDING"
+
+
+@pytest.mark.parametrize("params", [{}, {"version": 1}, {"version": 9}])
+def test_a_deletion_that_is_not_known_has_no_receipt(client, bench, params):
+    bench.corpus.put("lake", "one")
+    answer = receipt(client, **params)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "receipt_not_found")
+
+
+def test_a_receipt_of_another_tenant_is_not_found(start, bench):
+    """The receipt's existence tells that a document was there."""
+    client = start(api_keys={"sk-a": "a", "sk-b": "b"})
+    bench.corpus.put("lake", "one", tenant="a")
+    bench.corpus.flip("lake", 2, n_chunks=0, state=DocumentState.DELETED, tenant="a")
+    codes = [
+        client.get("/v1/documents/lake/receipt", headers={"authorization": f"Bearer sk-{name}"}).status_code
+        for name in ("a", "b")
+    ]
+    assert codes == [200, 404]
+
+
+def test_a_document_whose_id_ends_like_the_receipts_path_is_still_found(client, bench):
+    """Ids hold slashes, so `a/receipt` is an id."""
+    bench.corpus.put("lake/receipt", "one")
+    assert client.get("/v1/documents/lake%2Freceipt").json()["doc_id"] == "lake/receipt"
+    assert client.get("/v1/documents/lake/receipt").status_code == 404
+    bench.corpus.flip("lake/receipt", 2, n_chunks=0, state=DocumentState.DELETED)
+    assert client.get("/v1/documents/lake%2Freceipt/receipt").json()["doc_id"] == "lake/receipt"
+
+
+def delete_many(client, **body):
+    return client.post("/v1/documents/delete", json=body)
+
+
+@pytest.fixture
+def shelf(bench):
+    """Three documents of two teams, one of another tenant, and a tombstone."""
+    for doc_id, tenant, team in (("a", "default", "x"), ("b", "default", "x"), ("c", "default", "y"), ("d", "o", "x")):
+        bench.corpus.put(doc_id, doc_id, tenant=tenant)
+        key = DocumentKey(tenant, doc_id)
+        head = bench.parts.index.heads([key])[key]
+        bench.parts.index.flip(head.model_copy(update={"version": 5, "metadata": {"team": team, "year": 2024}}))
+    bench.corpus.flip("e", 3, n_chunks=0, state=DocumentState.DELETED)
+    return bench
+
+
+def test_vec_09_documents_are_deleted_by_metadata_and_the_answer_lists_them(client, shelf):
+    """There is one way in: each deletion is an event, ordered like every other."""
+    answer = delete_many(client, filter={"team": "x", "year": 2024})
+    assert answer.status_code == 202
+    assert sorted((one["doc_id"], one["version"]) for one in answer.json()["deletions"]) == [("a", 6), ("b", 6)]
+    assert answer.json()["next"] is None
+    events = [event_of(message) for message in shelf.publisher.messages]
+    assert sorted((event.doc_id, event.tenant, event.deletes) for event in events) == [
+        ("a", "default", True), ("b", "default", True)
+    ]  # fmt: skip
+
+
+def test_a_whole_tenant_is_deleted_only_with_its_name_as_confirmation(client, shelf):
+    """One field too few must not empty an index."""
+    for body in ({"all": True}, {"all": True, "confirm": "o"}):
+        refused = delete_many(client, **body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "not_confirmed")
+    answer = delete_many(client, all=True, confirm="default")
+    assert sorted(one["doc_id"] for one in answer.json()["deletions"]) == ["a", "b", "c"], "live ones, of this tenant"
+
+
+@pytest.mark.parametrize("body", [{}, {"filter": {}}, {"filter": {"team": "x"}, "all": True, "confirm": "default"}])
+def test_a_deletion_of_many_that_names_none_is_refused(client, shelf, body):
+    """An empty filter matches everything."""
+    assert delete_many(client, **body).json()["error"]["code"] == "nothing_named"
+    assert shelf.publisher.messages == []
+
+
+@pytest.mark.parametrize("value", [None, ["x"], {"a": 1}])
+def test_a_filter_by_what_has_no_label_is_refused(client, shelf, value):
+    assert delete_many(client, filter={"team": value}).status_code == 400
+    assert shelf.publisher.messages == []
+
+
+def test_a_deletion_of_many_goes_page_by_page(client, shelf):
+    listed, after = [], None
+    while True:
+        answer = delete_many(client, all=True, confirm="default", limit=2, after=after).json()
+        listed += [one["doc_id"] for one in answer["deletions"]]
+        after = answer["next"]
+        if after is None:
+            break
+    assert sorted(listed) == ["a", "b", "c"]
