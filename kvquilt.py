@@ -11,7 +11,7 @@ import typer
 from cli.context import Context
 from cli.options import command, setting
 from cli.quality import add_quality_commands
-from schemas.errors import KvquiltError
+from schemas.errors import InputError, KvquiltError
 
 app = typer.Typer(
     name="kvquilt",
@@ -83,16 +83,20 @@ def publish(
 def ask(
     context: Context,
     question: Annotated[str, typer.Argument(help="The question.")],
-    mode: Annotated[str, typer.Option("--mode", help="reuse or exact.")] = "reuse",
+    mode: Annotated[str, typer.Option("--mode", help="blend, reuse or exact.")] = "reuse",
     k: Annotated[int | None, typer.Option("--k", min=1, max=64, help="How many chunks to answer from.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Length of the answer.")] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="With blend: of the certified ones, this.")] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", min=0, max=1, help="With blend: share of chunk tokens to repair.")
+    ] = None,
     data_dir: DataDir = None,
     url: Url = None,
 ) -> None:
     """Ask a question; the answer streams, then its sources, token counts and timing."""
     from cli.ask import ask
 
-    ask(context, question, mode=mode, k=k, max_tokens=max_tokens)
+    ask(context, question, mode=mode, k=k, max_tokens=max_tokens, policy=policy, budget=budget)
 
 
 @command(ingest, "index", long_running=True)
@@ -147,11 +151,49 @@ def status(context: Context, doc_id: DocId, data_dir: DataDir = None, url: Url =
 
 
 @command(doc)
-def delete(context: Context, doc_id: DocId, data_dir: DataDir = None, url: Url = None) -> None:
-    """Publish the deletion of a document."""
-    from cli.doc import delete
+def delete(
+    context: Context,
+    doc_id: Annotated[str | None, typer.Argument(help="Id of the document.", show_default=False)] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter", metavar="KEY=VALUE", help="All documents with this in their metadata; may be repeated."
+        ),
+    ] = None,
+    tenant_all: Annotated[bool, typer.Option("--tenant-all", help="All documents of the tenant.")] = False,
+    confirm: Annotated[
+        str | None, typer.Option("--confirm", metavar="TENANT", help="The tenant's name, for --tenant-all.")
+    ] = None,
+    data_dir: DataDir = None,
+    url: Url = None,
+) -> None:
+    """Publish the deletion of a document, of all that match a filter, or of a whole tenant."""
+    from cli.doc import delete, delete_many
 
-    delete(context, doc_id)
+    if sum((doc_id is not None, bool(filters), tenant_all)) != 1:
+        raise InputError("name what to delete: a document's id, --filter KEY=VALUE, or --tenant-all; one of the three")
+    if doc_id is not None:
+        delete(context, doc_id)
+        return
+    if tenant_all and confirm is None:
+        raise InputError("--tenant-all deletes every document of the tenant; to confirm, add --confirm and its name")
+    delete_many(context, filters or (), confirm)
+
+
+@command(doc)
+def receipt(
+    context: Context,
+    doc_id: DocId,
+    version: Annotated[int | None, typer.Option("--version", min=0, help="Of which deletion; the newest.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it is complete.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that --wait waits at most.")] = 60.0,
+    data_dir: DataDir = None,
+    url: Url = None,
+) -> None:
+    """The receipt of a document's deletion: what was there, what was deleted, what is left, what is missing."""
+    from cli.doc import receipt
+
+    receipt(context, doc_id, version, timeout if wait else None)
 
 
 @command(kv)

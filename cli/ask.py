@@ -12,11 +12,21 @@ from schemas.api import AnswerResponse, CacheMode
 from schemas.errors import InputError, KvquiltError
 
 
-def ask(context: Context, question: str, *, mode: str, k: int | None, max_tokens: int | None) -> None:
+def ask(
+    context: Context,
+    question: str,
+    *,
+    mode: str,
+    k: int | None,
+    max_tokens: int | None,
+    policy: str | None,
+    budget: float | None,
+) -> None:
     """Ask the service, print the answer as it comes, then citations, token counts and timing."""
     if mode not in list(CacheMode):
         raise InputError(f"--mode {mode} is not one of {', '.join(CacheMode)}")
     body = {"question": question, "cache_mode": mode, "stream": True, "k": k, "max_tokens": max_tokens}
+    body |= {"policy": policy, "budget": budget}
     live = context.format is Format.TERMINAL and context.output is None
     with Service.of(context.settings) as service:
         answer = read_answer(service.events("/v1/answer", body), live=live)
@@ -56,10 +66,11 @@ def report_lines(answer: AnswerResponse) -> str:
     usage, timing = answer.usage, answer.timing
     lines.append(
         f"prompt {usage.prompt_tokens} tokens = {usage.reused_tokens} reused + {usage.repaired_tokens} repaired + "
-        f"{usage.fresh_tokens} fresh; mode {answer.cache_mode}, policy {answer.policy}"
+        f"{usage.fresh_tokens} fresh; mode {answer.cache_mode}, policy {answer.policy} at {answer.budget:.0%}"
     )
     parts = " + ".join(
-        f"{name} {getattr(timing, name + '_s') * 1000:.0f}" for name in ("retrieve", "load", "stitch", "first_step")
+        f"{name} {getattr(timing, name + '_s') * 1000:.0f}"
+        for name in ("retrieve", "load", "stitch", "select", "repair", "first_step")
     )
     lines.append(f"first token after {timing.ttft_s * 1000:.0f} ms ({parts})")
     if answer.fallback:

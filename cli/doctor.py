@@ -68,6 +68,7 @@ def look(settings: Settings) -> Iterator[Check]:
     yield Check("data folder", "ok", f"{settings.data_dir}, used by process {running.pid}" if running else "free")
     yield from _broker(settings, running)
     yield _checked("object store", lambda: _blobs(settings))
+    yield _certificate(settings)
     if settings.qdrant.url or running is None:
         yield _checked("vector index", lambda: _index(settings))
     else:
@@ -139,6 +140,35 @@ def _blobs(settings: Settings) -> str:
 
     open_blobs(settings.blobs_url, settings.blobs.options).ready()
     return settings.blobs_url
+
+
+def _certificate(settings: Settings) -> Check:
+    from engine import resolve_generation
+    from engine.certified import coverage, packaged_certificates
+    from engine.variants import company_of
+    from schemas.certificate import first_valid, pick
+    from stores import CertificateStore, open_blobs
+
+    try:
+        identity = resolve_generation(settings)
+        blobs = open_blobs(settings.blobs_url, settings.blobs.options)
+        stored = CertificateStore(blobs, identity.generation.name).all()
+        company = company_of(settings.prefill, identity.tokenizer)
+        covers = coverage(identity.fingerprint, identity.template, company)
+        certificate, reason = first_valid([*stored, *packaged_certificates()], covers)
+    except KvquiltError as error:
+        return Check("certificate", "bad", str(error))
+    if certificate is None:
+        return Check("certificate", "off", f"blend answers in exact mode: {reason}")
+    max_kl, variant = settings.quality.max_kl, identity.variant.name
+    row = pick(certificate, max_kl, variant)
+    measured = f"{len(certificate.checks)} checks, {certificate.questions} questions"
+    if row is None:
+        return Check(
+            "certificate", "off", f"{measured}; for {variant} nothing stays under KL {max_kl:g}: blend is exact"
+        )
+    taken = f"blend takes {row.policy} at {row.budget:.0%}, KL {row.kl:.4f} for {variant}"
+    return Check("certificate", "ok", f"{measured}; {taken}")
 
 
 def _index(settings: Settings) -> str:

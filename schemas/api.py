@@ -16,11 +16,13 @@ MAX_QUESTION_CHARS = 8_000
 class CacheMode(StrEnum):
     """How much of the chunks' KV is taken from the store.
 
-    `exact`: full attention over the whole prompt; only a true prefix is reused. `reuse`: chunks are stitched and
-    nothing is repaired. (`blend` joins them when a model has a certificate.)
+    `exact`: full attention over the whole prompt; only a true prefix is reused. `blend`: chunks are stitched, and
+    repaired with a policy and a budget that the model's certificate allows; `exact` where it allows none. `reuse`:
+    chunks are stitched and nothing is repaired.
     """
 
     EXACT = "exact"
+    BLEND = "blend"
     REUSE = "reuse"
 
 
@@ -40,6 +42,8 @@ class AnswerRequest(Question):
 
     model: str | None = None
     cache_mode: CacheMode = CacheMode.REUSE
+    policy: Annotated[str | None, Field(min_length=1, max_length=64)] = None  # only for `blend`
+    budget: Annotated[float | None, Field(ge=0.0, le=1.0)] = None  # only for `blend`: share of chunk tokens
     stream: bool = False
     max_tokens: Annotated[int | None, Field(ge=1, le=4096)] = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
@@ -76,11 +80,17 @@ class Usage(_Body):
 
 
 class Timing(_Body):
-    """Seconds, parts of `ttft_s` (request received to first token ready)."""
+    """Seconds, parts of `ttft_s` (request received to first token ready).
+
+    Repaired rows, separators and question are computed in one pass: `repair_s` where something is repaired, else
+    `first_step_s`.
+    """
 
     retrieve_s: float
     load_s: float
     stitch_s: float
+    select_s: float
+    repair_s: float
     first_step_s: float
     ttft_s: float
 
@@ -94,6 +104,7 @@ class AnswerResponse(_Body):
     finish_reason: str  # stop | length
     cache_mode: CacheMode  # the mode that was really used
     policy: str  # the selection policy
+    budget: float  # share of chunk tokens that it may have repaired; 0 for none, 1 for full
     citations: list[Citation]
     usage: Usage
     fallback: dict[str, int]  # reason -> chunks that were computed fresh for it

@@ -12,17 +12,21 @@ from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+import torch
+
 from engine import KvRows, Plan, SamplingParams, Step
+from engine.repair import TokenCounts, count_tokens
 from schemas.api import AnswerRequest, AnswerResponse, CacheMode, Citation, Timing, Usage
 from schemas.errors import RequestError
 from schemas.kv_artifact import KvArtifact
 from schemas.settings import Settings
-from serve import prompt, threads
+from serve import blend, prompt, threads
 from serve.admission import Admission
+from serve.blend import Choice
 from serve.loading import KvLoader, Loaded
 from serve.parts import Parts
 from serve.retrieve import Found, Retriever, check_question
-from serve.telemetry import Telemetry
+from serve.telemetry import STAGES, Telemetry
 
 NOTHING_FOUND = "No document here can answer this: none is visible to you."
 NOTHING_FOUND_NOTE = "No visible chunk was found, so the model was not asked."
@@ -74,6 +78,8 @@ class _Draft:
     notes: list[str] = field(default_factory=list)
     citations: list[Citation] = field(default_factory=list)
     loaded: Loaded = field(default_factory=Loaded)
+    choice: Choice | None = None  # in `blend`
+    repair: torch.Tensor | None = None  # positions that are computed again
     seconds: dict[str, float] = field(default_factory=dict)
     text: str = ""
     n_steps: int = 0
@@ -82,11 +88,24 @@ class _Draft:
     @property
     def policy(self) -> str:
         """`none`: stitched and not repaired; `full`: everything behind the prefix was computed."""
-        return "none" if self.mode is CacheMode.REUSE else "full"
+        if self.mode is CacheMode.EXACT:
+            return "full"
+        return self.choice.row.policy if self.choice else "none"
+
+    @property
+    def budget(self) -> float:
+        """Share of chunk tokens that the policy may have repaired."""
+        if self.mode is CacheMode.EXACT:
+            return 1.0
+        return self.choice.budget if self.choice else 0.0
+
+    def exact(self, reason: str) -> None:
+        """Answer in exact mode after all."""
+        self.mode, self.loaded, self.choice = CacheMode.EXACT, Loaded(fallback=self.loaded.fallback), None
+        self.notes.append(f"Answered in exact mode: {reason}.")
 
     def timing(self) -> Timing:
-        stages = ("retrieve", "load", "stitch", "first_step", "ttft")
-        return Timing(**{f"{stage}_s": self.seconds.get(stage, 0.0) for stage in stages})
+        return Timing(**{f"{stage}_s": self.seconds.get(stage, 0.0) for stage in (*STAGES, "ttft")})
 
 
 class Answerer:
@@ -116,6 +135,7 @@ class Answerer:
             StoreError: before the first event only; the index did not answer.
         """
         self._check(asked.body)
+        blend.check(asked.body)
         self._sampling(asked.body)
         complete = False
         try:
@@ -158,8 +178,7 @@ class Answerer:
         sampling = self._sampling(body)
         question_ids, kept = await threads.call(self._pool, self._fit, body, found, sampling.max_tokens, draft)
         start_s = time.perf_counter()
-        if mode is CacheMode.REUSE:
-            draft.loaded = await self._loader.load([chunk.indexed for chunk in kept])
+        await self._load(body, kept, draft)
         artifacts = draft.loaded.artifacts or [None] * len(kept)
         draft.seconds["load"] = time.perf_counter() - start_s
 
@@ -186,6 +205,22 @@ class Answerer:
         response = self._response(asked, draft, plan)
         self._count(response, kept, cached)
         yield Done(response)
+
+    async def _load(self, body: AnswerRequest, kept: Sequence[Found], draft: _Draft) -> None:
+        """Load what the mode needs; in `blend`, choose what the certificate allows, or go over to exact mode."""
+        if draft.mode is CacheMode.BLEND:
+            certificate, reason = await threads.call(self._pool, self._parts.certificates.current)
+            if certificate is None:
+                draft.exact(reason)
+                return
+            max_kl, variant = self._settings.quality.max_kl, self._parts.variant.name
+            choice = blend.choose(certificate, max_kl, variant, body.policy, body.budget)
+            if isinstance(choice, str):
+                draft.exact(choice)
+                return
+            draft.choice = choice
+        if draft.mode is not CacheMode.EXACT and kept:
+            draft.loaded = await self._loader.load([chunk.indexed for chunk in kept])
 
     def _sampling(self, body: AnswerRequest) -> SamplingParams:
         window = self._parts.model.max_tokens
@@ -226,18 +261,28 @@ class Answerer:
             return
         start_s = time.perf_counter()
         stitched = None
-        if draft.mode is CacheMode.REUSE:  # also without a single artifact: a fresh chunk sees what a cached one saw
+        if draft.mode is not CacheMode.EXACT:  # without a single artifact too: a fresh chunk sees what a cached one saw
             stitched = model.stitch(plan, [_rows(artifact) for artifact in artifacts])
         draft.seconds["stitch"] = time.perf_counter() - start_s
+        if stitched is not None and draft.choice is not None:
+            if cancelled():
+                return
+            start_s = time.perf_counter()
+            exact_first = self._parts.variant.first_chunk_exact
+            policy, budget = draft.choice.policy, draft.choice.budget
+            draft.repair = model.select(plan, stitched, policy, budget, first_chunk_exact=exact_first)
+            draft.seconds["select"] = time.perf_counter() - start_s
 
         start_s = time.perf_counter()
-        for step in model.generate(plan, stitched, sampling, cancelled):
-            draft.seconds.setdefault("first_step", time.perf_counter() - start_s)
+        first = "first_step" if draft.repair is None or not len(draft.repair) else "repair"
+        for step in model.generate(plan, stitched, sampling, cancelled, repair=draft.repair):
+            draft.seconds.setdefault(first, time.perf_counter() - start_s)
             yield step
 
     def _response(self, asked: Asked, draft: _Draft, plan: Plan | None) -> AnswerResponse:
         draft.seconds.setdefault("ttft", time.perf_counter() - asked.received_s)
-        prompt_tokens, reused, fresh = (plan.n_tokens, plan.reused_tokens, plan.fresh_tokens) if plan else (0, 0, 0)
+        prompt_tokens = plan.n_tokens if plan else 0
+        counts = count_tokens(plan, draft.repair) if plan else TokenCounts(0, 0, 0)
         return AnswerResponse(
             id=asked.request_id,
             model=self._parts.model.fingerprint.model,
@@ -245,14 +290,15 @@ class Answerer:
             finish_reason=draft.finish_reason,
             cache_mode=draft.mode,
             policy=draft.policy,
+            budget=draft.budget,
             citations=draft.citations,
             usage=Usage(
                 prompt_tokens=prompt_tokens,
                 completion_tokens=draft.n_steps,
                 total_tokens=prompt_tokens + draft.n_steps,
-                reused_tokens=reused,
-                repaired_tokens=0,
-                fresh_tokens=fresh,
+                reused_tokens=counts.reused,
+                repaired_tokens=counts.repaired,
+                fresh_tokens=counts.fresh,
             ),
             fallback=draft.loaded.fallback,
             timing=draft.timing(),

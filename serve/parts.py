@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine import Embedder, Model, PromptTemplate, load_embedder, load_model, resolve_generation
+from engine.certified import coverage, packaged_certificates
+from engine.variants import SHARED_PREFIX, Variant, company_of
 from schemas.fingerprint import Generation
 from schemas.settings import Settings
-from stores import Blobs, KvStore, Publisher, VectorIndex, open_blobs, open_index
+from serve.blend import Certificates
+from stores import Blobs, CertificateStore, KvStore, Publisher, VectorIndex, open_blobs, open_index
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,8 @@ class Parts:
     Attributes:
         generation: what index and KV store must have been made by.
         template: the prompt's fixed pieces, as token ids.
+        certificates: what `blend` may do.
+        variant: how the chunks are prefilled.
         closers: called in order by `close`.
     """
 
@@ -29,6 +34,8 @@ class Parts:
     blobs: Blobs
     kv: KvStore
     publisher: Publisher
+    certificates: Certificates
+    variant: Variant = SHARED_PREFIX
     closers: tuple[Callable[[], None], ...] = field(default=())
 
     def close(self) -> None:
@@ -52,6 +59,8 @@ def build_parts(settings: Settings) -> Parts:
     # last what has to be closed: a fault above leaves nothing open
     index = open_index(settings.qdrant, settings.qdrant_location, generation.name, generation.embedding_dim)
     publisher = Publisher(settings.kafka)
+    covers = coverage(model.fingerprint, identity.template, company_of(settings.prefill, identity.tokenizer))
+    stored = CertificateStore(blobs, generation.name)
     return Parts(
         generation=generation,
         template=identity.template,
@@ -61,5 +70,7 @@ def build_parts(settings: Settings) -> Parts:
         blobs=blobs,
         kv=KvStore(blobs, generation.name),
         publisher=publisher,
+        certificates=Certificates(covers, lambda: [*stored.all(), *packaged_certificates()]),
+        variant=identity.variant,
         closers=(publisher.close, index.close),
     )

@@ -12,7 +12,7 @@ from serve.retrieve import Found
 
 def decide_mode(asked: CacheMode, reuse_refusal: str | None) -> tuple[CacheMode, str | None]:
     """The mode that is really used, and one sentence where it is not the one asked for."""
-    if asked is CacheMode.REUSE and reuse_refusal is not None:
+    if asked is not CacheMode.EXACT and reuse_refusal is not None:
         return CacheMode.EXACT, f"Answered in exact mode: {reuse_refusal}"
     return asked, None
 

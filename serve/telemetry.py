@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from engine.policies import POLICIES
 from schemas.api import AnswerResponse, CacheMode, Timing
 from schemas.errors import MissReason
 
-POLICIES = ("none", "full")  # `full`: exact mode, everything behind the prefix is computed
-STAGES = ("retrieve", "load", "stitch", "first_step")
+STAGES = ("retrieve", "load", "stitch", "select", "repair", "first_step")
 TIER = "object"  # the only tier there is
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -111,7 +111,7 @@ class Telemetry:
             self._stage.labels(stage)
         for reason in MissReason:
             self._fallback.labels(reason)
-        for policy in POLICIES:
+        for policy in POLICIES:  # `full` is also what exact mode is called
             for counter in (self._reused, self._repaired, self._fresh):
                 counter.labels(policy)
         for counter in (self._requested, self._hit):

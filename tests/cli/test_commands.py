@@ -29,7 +29,7 @@ def test_help_lists_the_commands():
     ("arguments", "said"),
     [
         (("ask", "why?", "--url", "http://127.0.0.1:9"), "no service at http://127.0.0.1:9"),
-        (("ask", "why?", "--mode", "blend"), "--mode blend is not one of exact, reuse"),
+        (("ask", "why?", "--mode", "fast"), "--mode fast is not one of exact, blend, reuse"),
         (("publish", "absent.md", "--bootstrap", "127.0.0.1:9"), "absent.md does not exist"),
         (("doc", "status", "x", "--config", "absent.yaml"), "settings file absent.yaml cannot be read"),
         (("up", "--set", "model.dtype=int3"), "model.dtype: Input should be 'auto'"),

@@ -16,7 +16,7 @@ from schemas.api import MAX_QUESTION_CHARS, AnswerRequest, CacheMode, DocumentBo
         ({"question": "x", "temperature": -0.1}, "greater than or equal to 0"),
         ({"question": "x", "top_p": 0}, "greater than 0"),
         ({"question": "x", "max_tokens": 100_000}, "less than or equal to 4096"),
-        ({"question": "x", "cache_mode": "blend"}, "Input should be 'exact' or 'reuse'"),
+        ({"question": "x", "cache_mode": "fast"}, "Input should be 'exact', 'blend' or 'reuse'"),
         ({"question": "x", "tenant": "acme"}, "Extra inputs are not permitted"),
         ({"question": "x", "chunks": ["text"]}, "Extra inputs are not permitted"),
     ],

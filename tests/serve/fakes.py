@@ -12,8 +12,10 @@ from typing import Any
 
 import httpx
 import numpy as np
+import torch
 
 from engine import PromptTemplate, SamplingParams, Step
+from schemas.certificate import Certificate, CertifiedRow, Conformance, Coverage
 from schemas.chunk import Chunk, IndexedChunk
 from schemas.errors import BlobError, TopicError
 from schemas.fingerprint import Fingerprint, Generation
@@ -22,6 +24,7 @@ from schemas.ids import DocumentKey, artifact_key, token_digest
 from schemas.kv_artifact import ArtifactHeader, KvArtifact, payload_sha256
 from schemas.settings import Settings
 from serve import Parts
+from serve.blend import Certificates
 from stores import Blobs, KvStore, Message, VectorIndex, open_blobs, open_index
 
 DIM = 16
@@ -75,6 +78,11 @@ GENERATION = Generation(
 )
 
 
+COVERS = Coverage(
+    fingerprint=FINGERPRINT.digest, tokenizer_sha256="t", template_sha256="p", company_sha256="c", kvquilt="k"
+)
+
+
 @dataclass
 class ScriptedModel:
     """Says its words one by one. `hold` keeps the next step back until it is set, or until it is cancelled."""
@@ -89,16 +97,34 @@ class ScriptedModel:
     stopped: threading.Event = field(default_factory=threading.Event)
     fails_at: int | None = None
     stitched_rows: list[int] = field(default_factory=list)
+    selected: list[tuple[str, float, bool]] = field(default_factory=list)
+    repaired: list[int] = field(default_factory=list)
     calls: int = 0
 
     def stitch(self, plan: Any, rows: Sequence[Any]) -> object:
         self.stitched_rows.append(sum(row is not None for row in rows))
         return object()
 
+    def select(
+        self, plan: Any, stitched: object, policy: Any, budget: float, *, first_chunk_exact: bool = True
+    ) -> torch.Tensor:
+        """The first tokens of the chunks behind the first, whatever the policy."""
+        self.selected.append((policy.name, budget, first_chunk_exact))
+        chunks = plan.chunks[1:] if first_chunk_exact else plan.chunks
+        n = round(budget * sum(len(chunk) for chunk in plan.chunks))
+        return torch.tensor([at for chunk in chunks for at in range(chunk.start, chunk.end)][:n], dtype=torch.int64)
+
     def generate(
-        self, plan: Any, stitched: object | None, sampling: SamplingParams, cancelled: Callable[[], bool]
+        self,
+        plan: Any,
+        stitched: object | None,
+        sampling: SamplingParams,
+        cancelled: Callable[[], bool],
+        *,
+        repair: torch.Tensor | None = None,
     ) -> Iterator[Step]:
         self.calls += 1
+        self.repaired.append(0 if repair is None else len(repair))
         words = self.words[: sampling.max_tokens]
         for n, word in enumerate(words):
             if n == self.fails_at:
@@ -234,6 +260,34 @@ class Bench:
     corpus: Corpus
     publisher: ListPublisher
     blobs: SlowBlobs
+    certificates: list[Certificate]  # what the service finds; none at first
+
+
+def certificate(*rows: tuple[str, str, float, float], **changes: str) -> Certificate:
+    """A certificate with rows of (variant, policy, budget, kl); `changes` are of what it covers."""
+    certified = [
+        CertifiedRow(
+            variant=variant,
+            policy=policy,
+            budget=budget,
+            kl=kl,
+            kl_high=kl,
+            kl_first=kl,
+            retention=None,
+            asked=0,
+            ttft_s=1.0,
+            ttft_ratio=None,
+        )
+        for variant, policy, budget, kl in rows
+    ]
+    return Certificate(
+        model="scripted",
+        dtype="float32",
+        covers=COVERS.model_copy(update=changes),
+        checks=(Conformance(name="shift", passed=True),),
+        questions=1,
+        rows=tuple(certified),
+    )
 
 
 def make_bench(name: str, settings: Settings) -> Bench:
@@ -242,6 +296,7 @@ def make_bench(name: str, settings: Settings) -> Bench:
     blobs = SlowBlobs(open_blobs(f"memory://{name}"))
     kv, model, publisher = KvStore(blobs, GENERATION.name), ScriptedModel(), ListPublisher()
     tokenizer: Any = ByteTokenizer()
+    certificates: list[Certificate] = []
     template = PromptTemplate(PREFIX, (4,), (5,), (6, 7), tokenizer)
     parts = Parts(
         generation=GENERATION,
@@ -252,9 +307,10 @@ def make_bench(name: str, settings: Settings) -> Bench:
         blobs=blobs,
         kv=kv,
         publisher=publisher,
+        certificates=Certificates(COVERS, lambda: certificates),
         closers=(index.close,),
     )
-    return Bench(parts, model, Corpus(index, kv), publisher, blobs)
+    return Bench(parts, model, Corpus(index, kv), publisher, blobs, certificates)
 
 
 def events(response: httpx.Response) -> list[tuple[str, Any]]:

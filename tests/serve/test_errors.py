@@ -34,7 +34,7 @@ def error_of(response, status):
         ({"question": 7}, "invalid_value", "question", "valid string"),
         ({"question": "x", "k": 0}, "invalid_value", "k", "greater than or equal to 1"),
         ({"question": "x", "temperature": 3}, "invalid_value", "temperature", "less than or equal to 2"),
-        ({"question": "x", "cache_mode": "blend"}, "invalid_value", "cache_mode", "'exact' or 'reuse'"),
+        ({"question": "x", "cache_mode": "fast"}, "invalid_value", "cache_mode", "'exact', 'blend' or 'reuse'"),
         ({"question": "x", "kv": "AAAA"}, "unknown_field", "kv", "kv is not a field of this request"),
         ({"question": "x", "tenant": "other"}, "unknown_field", "tenant", "tenant is not a field"),
         ({"question": "x", "max_tokens": 4096}, "context_length_exceeded", "max_tokens", "a window of 4,096 tokens"),

@@ -97,6 +97,14 @@ class Served:
         assert self.parts.blobs.put_new(path, data)
 
 
+def with_nan(sound: KvArtifact) -> KvArtifact:
+    """One number of `v` is NaN, and the checksum is right."""
+    v = np.frombuffer(sound.v, np.float32).copy()
+    v[7] = np.nan
+    header = sound.header.model_copy(update={"payload_sha256": payload_sha256(sound.k, v.tobytes(), sound.token_ids)})
+    return dataclasses.replace(sound, header=header, v=v.tobytes())
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     made = Served(tmp_path_factory.mktemp("served"))
@@ -132,7 +140,7 @@ def test_the_real_service_is_ready_and_counts_add_up(client, whole):
     assert exact["reused_tokens"] < chunk_tokens
 
 
-@pytest.mark.parametrize("fault", ["missing", "truncated", "checksum", "foreign", "all missing"])
+@pytest.mark.parametrize("fault", ["missing", "truncated", "checksum", "nan", "foreign", "all missing"])
 def test_eng_05_the_answer_with_a_bad_artifact_equals_the_answer_with_a_sound_one(served, client, whole, fault):
     """A failed read fed uninitialised blocks, and the "recompute" policy gave another answer."""
     chunk = served.chunks[1]
@@ -144,11 +152,13 @@ def test_eng_05_the_answer_with_a_bad_artifact_equals_the_answer_with_a_sound_on
         served.replace(chunk, good[: len(good) // 2])
     elif fault == "checksum":
         served.replace(chunk, good[:-100] + bytes(100))
+    elif fault == "nan":
+        served.replace(chunk, kv_artifact.encode(with_nan(served.artifact(chunk))))
     else:
         other = served.artifact(served.chunks[2])  # sound, and of another chunk
         served.replace(chunk, kv_artifact.encode(other))
     body = client.post("/v1/answer", json=ASK).json()
-    reason = {"foreign": "token_ids", "all missing": "missing"}.get(fault, fault)
+    reason = {"foreign": "token_ids", "all missing": "missing", "nan": "format"}.get(fault, fault)
     assert body["fallback"] == {reason: 3 if fault == "all missing" else 1}
     assert body["answer"] == whole["answer"]
     assert body["usage"]["fresh_tokens"] > whole["usage"]["fresh_tokens"]

@@ -1,0 +1,106 @@
+"""Which policy and budget an answer in mode `blend` may use: what the model's certificate allows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from engine.policies import POLICIES, Policy, create_policy
+from schemas.certificate import Certificate, CertifiedRow, Coverage, first_valid, pick
+from schemas.errors import RequestError, StoreError
+
+if TYPE_CHECKING:
+    from schemas.api import AnswerRequest
+
+_LOOK_AGAIN_S = 10.0  # without a valid certificate, how often the store is asked for one
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is spent on one prompt; `row` is the certified method that it rests on."""
+
+    row: CertifiedRow
+    budget: float
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The certified policy with its options."""
+        return create_policy(self.row.policy, **self.row.options)
+
+
+class Certificates:
+    """The certificate that holds for what is served. A valid one is kept; without one the store is asked again.
+
+    Args:
+        covers: what is served.
+        read: gives the certificates that there are, the generation's own first; in a thread.
+    """
+
+    def __init__(self, covers: Coverage, read: Callable[[], list[Certificate]]) -> None:
+        self._covers, self._read = covers, read
+        self._found: Certificate | None = None
+        self._reason = ""
+        self._looked_s = float("-inf")
+
+    def current(self) -> tuple[Certificate | None, str]:
+        """It, or None and a sentence that says why there is none."""
+        now_s = time.monotonic()
+        if self._found is None and now_s - self._looked_s >= _LOOK_AGAIN_S:
+            self._looked_s = now_s
+            try:
+                self._found, self._reason = first_valid(self._read(), self._covers)
+            except StoreError as error:
+                self._reason = f"the certificate cannot be read: {error}"
+        return self._found, self._reason
+
+
+def check(body: AnswerRequest) -> None:
+    """Refuse a policy that does not exist, and policy or budget in a mode that has none.
+
+    Raises:
+        RequestError: 400.
+    """
+    if body.policy is not None and body.policy not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise RequestError(
+            f"there is no selection policy {body.policy[:40]!r}; known are {known}",
+            code="unknown_policy",
+            param="policy",
+        )
+    for param, given in (("policy", body.policy), ("budget", body.budget)):
+        if given is not None and body.cache_mode != "blend":
+            raise RequestError(
+                f"{param} is for cache_mode 'blend'; this request asks for {body.cache_mode.value!r}",
+                code="invalid_value",
+                param=param,
+            )
+
+
+def choose(
+    certificate: Certificate, max_kl: float, variant: str, policy: str | None, budget: float | None
+) -> Choice | str:
+    """The cheapest certified method for rows of that variant, of those that the request allows.
+
+    A policy may be given more budget than it was certified with, never less.
+
+    Returns:
+        The choice; or, where the certificate allows none, a sentence that says what it allows.
+    """
+    allowed = [
+        row
+        for row in certificate.rows
+        if policy in (None, row.policy) and (budget is None or row.budget <= budget or row.policy == "none")
+    ]
+    row = pick(certificate.model_copy(update={"rows": tuple(allowed)}), max_kl, variant)
+    if row is not None:
+        spent = row.budget if budget is None or row.policy == "none" else budget
+        return Choice(row, spent)
+    asked = "".join([f" of policy {policy}" if policy else "", "" if budget is None else f" within budget {budget:g}"])
+    best = pick(certificate, max_kl, variant)
+    told = f"the cheapest that is: {best.policy} at {best.budget:g}" if best else "nor is any other method"
+    return f"no method{asked} is certified to stay under KL {max_kl:g} with rows of variant {variant}" + (
+        f"; {told}" if asked else ""
+    )
