@@ -110,10 +110,10 @@ class Service:
 
 
 def document_path(doc_id: str) -> str:
-    """The path of a document; slashes in its id stay slashes."""
+    """The path of a document; slashes in its id are escaped, so that none is taken for the path's own."""
     from urllib.parse import quote
 
-    return f"/v1/documents/{quote(doc_id)}"
+    return f"/v1/documents/{quote(doc_id, safe='')}"
 
 
 def _refusal(response: httpx.Response) -> RequestError:
