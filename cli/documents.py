@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from schemas.errors import EventError, InputError
 from schemas.events import (
@@ -16,11 +15,17 @@ from schemas.events import (
     TENANT_HEADER,
     VERSION_HEADER,
     ContentType,
-    EventBody,
-    describe,
+    read_body,
 )
 
-CONTENT_TYPES = {".md": ContentType.MARKDOWN, ".markdown": ContentType.MARKDOWN, ".txt": ContentType.TEXT}
+CONTENT_TYPES = {
+    ".md": ContentType.MARKDOWN,
+    ".markdown": ContentType.MARKDOWN,
+    ".txt": ContentType.TEXT,
+    ".html": ContentType.HTML,
+    ".htm": ContentType.HTML,
+    ".pdf": ContentType.PDF,
+}
 LINES = (".jsonl", ".ndjson")
 
 
@@ -103,13 +108,15 @@ def _from_file(file: Path, root: Path, tenant: str, version: int | None) -> Outg
         raise InputError(
             f"has {file.stat().st_size:,} bytes; at most {MAX_CONTENT_BYTES:,} are accepted. Split the document"
         )
+    content_type, source = CONTENT_TYPES[file.suffix], file.read_bytes()
     try:
-        content = file.read_bytes().decode()
+        content = base64.b64encode(source).decode() if content_type is ContentType.PDF else source.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
-    content_type = CONTENT_TYPES[file.suffix]
     title = _heading(content) if content_type is ContentType.MARKDOWN else None
-    fields = {"content": content, "content_type": content_type, "title": title or file.stem, "version": version}
+    if content_type is not ContentType.HTML:  # a page has a title of its own
+        title = title or file.stem
+    fields = {"content": content, "content_type": content_type, "title": title, "version": version}
     return _outgoing(doc_id, {**fields, "tenant": tenant})
 
 
@@ -123,16 +130,13 @@ def _from_line(line: bytes, tenant: str, version: int | None) -> Outgoing:
         raise EventError('expected an object with "doc_id" and "content"')
     fields.setdefault("tenant", tenant)
     fields.setdefault("version", version)
-    if fields.get("content", "") is None:
+    if fields.get("content", "") is None and "sha256" not in fields:
         return delete(doc_id, tenant=fields["tenant"], version=fields["version"])
     return _outgoing(doc_id, fields)
 
 
 def _outgoing(doc_id: str, fields: dict[str, object]) -> Outgoing:
-    try:
-        return Outgoing(doc_id, EventBody.model_validate(fields).to_bytes())
-    except ValidationError as error:
-        raise EventError(describe(error)) from error
+    return Outgoing(doc_id, read_body(fields).to_bytes())
 
 
 def _heading(content: str) -> str | None:

@@ -10,12 +10,13 @@ This module knows our own JSON and what an event is. Other formats (CloudEvents,
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from schemas.errors import EventError
 from schemas.ids import DocumentKey, canonical_bytes, digest, packed_version
@@ -128,6 +129,15 @@ class EventBody(_Body):
         except UnicodeEncodeError as error:
             raise ValueError(f"half of a surrogate pair at character {error.start}") from error
         return content
+
+    @model_validator(mode="after")
+    def _pdf_is_base64(self) -> EventBody:
+        if self.content_type is ContentType.PDF:
+            try:
+                base64.b64decode(self.content, validate=True)
+            except ValueError as error:
+                raise ValueError(f"the content of a PDF must be in base64 ({error})") from error
+        return self
 
 
 class ReferenceBody(_Body):

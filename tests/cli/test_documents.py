@@ -103,9 +103,25 @@ def test_a_file_that_would_be_a_dead_letter_is_refused_here(tmp_path, content, s
     [
         (lambda folder: folder / "absent.md", "does not exist"),
         (lambda folder: folder, "holds no file that ends in .md"),
-        (lambda folder: (folder / "scan.pdf", (folder / "scan.pdf").touch())[0], "ends in .pdf; publish reads .md"),
+        (lambda folder: (folder / "scan.docx", (folder / "scan.docx").touch())[0], "ends in .docx; publish reads .md"),
     ],
 )
 def test_a_path_that_cannot_be_published_is_refused_before_anything_is_sent(tmp_path, make, said):
     with pytest.raises(InputError, match=said):
         files_in([make(tmp_path)])
+
+
+def test_pages_and_pdf_files_are_sent_as_they_are(tmp_path):
+    """They become text where they are indexed, so that what was sent can be read again by a better extractor."""
+    (tmp_path / "a.html").write_text("<title>A page</title><p>text</p>")
+    (tmp_path / "b.pdf").write_bytes(b"%PDF-1.4 \xff")
+    page, pdf = (event_of(read(file, tmp_path)[0]) for file in files_in([tmp_path]))
+    assert (page.content_type.value, page.title) == ("html", None)
+    assert (pdf.content_type.value, pdf.content, pdf.title) == ("pdf", "JVBERi0xLjQg/w==", "b")
+
+
+def test_a_line_may_refer_to_its_content(tmp_path):
+    file = tmp_path / "events.jsonl"
+    file.write_text(json.dumps({"doc_id": "one", "uri": "s3://b/k", "sha256": "0" * 64, "content_type": "pdf"}))
+    event = event_of(read(file, tmp_path)[0])
+    assert (event.deletes, event.uri, event.source_sha256) == (False, "s3://b/k", "0" * 64)

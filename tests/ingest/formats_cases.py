@@ -228,7 +228,7 @@ REFERENCES = {
 }
 
 DOCUMENTS = {
-    "a PDF that is not base64": (lambda w: message(own(content_type="pdf")), "a PDF must be in base64"),
+    "a PDF that is not base64": (lambda w: message(own(content_type="pdf")), "the content of a PDF must be in base64"),
     "base64 of something else": (lambda w: message(pdf(b"GIF89a")), "the content is no PDF"),
     "a damaged PDF": (lambda w: message(pdf(PDFS["two pages"][:200])), "the PDF cannot be read"),
     "an encrypted PDF": (lambda w: message(pdf(PDFS["encrypted"])), "the PDF is encrypted"),
