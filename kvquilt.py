@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.context import Context
+from cli.operations import add_operations
 from cli.options import command, setting
 from cli.quality import add_quality_commands
 from schemas.errors import InputError, KvquiltError
@@ -219,6 +220,7 @@ def doctor(context: Context, data_dir: DataDir = None, bootstrap: Bootstrap = No
 
 
 add_quality_commands(app)
+add_operations(app)
 
 
 def main() -> None:

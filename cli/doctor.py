@@ -116,14 +116,17 @@ def _broker(settings: Settings, running: Running | None) -> Iterator[Check]:
             return
         kafka = kafka.model_copy(update={"bootstrap": running.bootstrap})
     from stores import ensure_topics, lag, read_all
+    from stores.dead_letters import read_letters
 
     def topics() -> str:
         ensure_topics(kafka)
         return f"{kafka.bootstrap}, topics {kafka.documents_topic}, {kafka.commits_topic}, {kafka.dead_letter_topic}"
 
     def letters() -> str:
-        count = sum(1 for _ in read_all(kafka, kafka.dead_letter_topic))
-        return f"{count} in {kafka.dead_letter_topic}"
+        found = read_letters(read_all(kafka, kafka.dead_letter_topic))
+        again = sum(bool(letter.replayed) for letter in found)
+        hint = "; `kvquilt dlq ls` lists them" if len(found) > again else ""
+        return f"{len(found)} in {kafka.dead_letter_topic}, {again} of them sent again{hint}"
 
     def behind() -> str:
         index = lag(kafka, f"{kafka.group}.index", kafka.documents_topic)

@@ -11,6 +11,7 @@ from schemas.chunk import Chunk, IndexedChunk
 from schemas.errors import EventError
 from schemas.events import ChangeEvent
 from schemas.head import Head
+from stores.dead_letters import in_its_place
 from stores.topics import Message
 
 
@@ -18,7 +19,7 @@ def parse(parts: IndexParts, message: Message) -> IndexWork:
     """Read a message of any format; one that is no change event comes out dead."""
     work = IndexWork(message)
     try:
-        event = parts.retry(lambda: parts.events.read(message), "reading an event")
+        event = parts.retry(lambda: parts.events.read(in_its_place(message)), "reading an event")
     except EventError as error:
         return work.dead(error)
     return replace(work, event=event)

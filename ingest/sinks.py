@@ -114,7 +114,9 @@ def _dead_letter(parts: Stores, work: W) -> None:
         message = EventError(f"{error} (the value of {nbytes:,} bytes is left out: {too_large})", error.stage)
         bare = replace(work.message, value=None)
         parts.retry(
-            lambda: parts.publisher.dead_letter(kafka, bare, message, error.stage, work.attempts),
+            lambda: parts.publisher.dead_letter(
+                kafka, bare, message, error.stage, work.attempts, omitted_nbytes=nbytes
+            ),
             "publishing a dead letter",
         )
     telemetry.DEAD_LETTERS.labels(error.stage).inc()

@@ -98,9 +98,21 @@ class Publisher:
                 progress(acknowledged)
 
     def dead_letter(
-        self, kafka: KafkaSettings, message: Message, error: BaseException, stage: str, attempts: int
+        self,
+        kafka: KafkaSettings,
+        message: Message,
+        error: BaseException,
+        stage: str,
+        attempts: int,
+        *,
+        omitted_nbytes: int | None = None,
     ) -> Message:
-        """Put a message that cannot be processed aside: original bytes and headers, the cause in headers of ours."""
+        """Put a message that cannot be processed aside: original bytes and headers, the cause in headers of ours.
+
+        Args:
+            omitted_nbytes: the message had a value of so many bytes, which is left out here. It must not be taken for
+                a null value, which deletes.
+        """
         cause = {
             "class": type(error).__name__,
             "message": str(error).encode("utf-8", "replace")[:MAX_ERROR_MESSAGE_BYTES].decode("utf-8", "ignore"),
@@ -111,6 +123,8 @@ class Publisher:
             "offset": str(message.offset),
             "timestamp": str(message.timestamp_ms),
         }
+        if omitted_nbytes is not None:
+            cause["omitted"] = str(omitted_nbytes)
         # a replayed message that fails again has one cause, the newest
         original = tuple(header for header in message.headers if not header[0].startswith(ERROR_HEADERS))
         headers = original + tuple((ERROR_HEADERS + name, text.encode()) for name, text in cause.items())

@@ -1,0 +1,81 @@
+"""The commands that look after the data, declared; what they do is in `cli/dlq.py` and `cli/reconcile.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.context import Context
+from cli.options import command, setting
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Folder of the embedded parts.", show_default=False),
+    setting("data_dir"),
+]
+Bootstrap = Annotated[
+    str | None,
+    typer.Option("--bootstrap", help="The Kafka broker, host:port.", show_default=False),
+    setting("kafka.bootstrap"),
+]
+Stage = Annotated[str | None, typer.Option("--stage", help="Only of this step: parse, plan, embed, prefill.")]
+Error = Annotated[str | None, typer.Option("--error", help="Only of this class of error.")]
+Key = Annotated[str | None, typer.Option("--key", help="Only with this key: the document's id.")]
+Again = Annotated[bool, typer.Option("--again", help="Also those that were sent again before.")]
+
+
+def add_operations(app: typer.Typer) -> None:
+    """Put the commands below the program."""
+    dlq = typer.Typer(help="Dead letters: events that could not be processed.", no_args_is_help=True)
+    app.add_typer(dlq, name="dlq")
+
+    @command(dlq)
+    def ls(
+        context: Context,
+        stage: Stage = None,
+        error: Error = None,
+        key: Key = None,
+        again: Again = False,
+        limit: Annotated[int, typer.Option("--limit", min=1, help="The newest of them.")] = 50,
+        data_dir: DataDir = None,
+        bootstrap: Bootstrap = None,
+    ) -> None:
+        """List the dead letters that are still to be dealt with."""
+        from cli.dlq import Which, ls
+
+        ls(context, Which(stage=stage, error=error, key=key, again=again), limit)
+
+    @command(dlq)
+    def show(
+        context: Context,
+        letter: Annotated[str, typer.Argument(help="partition:offset, as `dlq ls` shows it.")],
+        data_dir: DataDir = None,
+        bootstrap: Bootstrap = None,
+    ) -> None:
+        """One dead letter with its headers and its value."""
+        from cli.dlq import show
+
+        show(context, letter)
+
+    @command(dlq)
+    def replay(
+        context: Context,
+        letters: Annotated[
+            list[str] | None, typer.Argument(help="partition:offset of each; without any, all that the filters fit.")
+        ] = None,
+        stage: Stage = None,
+        error: Error = None,
+        key: Key = None,
+        again: Again = False,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which.")] = False,
+        data_dir: DataDir = None,
+        bootstrap: Bootstrap = None,
+    ) -> None:
+        """Send dead letters again, as they were and in their place in the order of changes."""
+        from cli.dlq import Which, send_again
+        from stores.dead_letters import LetterId
+
+        ids = tuple(map(LetterId.of, letters or ()))
+        send_again(context, Which(ids, stage, error, key, again), dry_run=dry_run)

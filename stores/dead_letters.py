@@ -1,0 +1,186 @@
+"""Dead letters: reading them, and sending them again.
+
+The topic is a log of two kinds of records, told apart by their headers: letters (`kvquilt.error.…`, written by
+`Publisher.dead_letter`) and notes that a letter was sent again (`kvquilt.replayed.…`). Nothing is ever removed from it
+but by the broker's retention.
+
+A letter that is sent again keeps its place in the order of changes: headers carry the timestamp and offset that it
+came with first, and `in_its_place` puts them back where a version is to be made of them. Without that an old event
+without a version would become the newest, and win over what came after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from schemas.errors import InputError
+from schemas.settings import KafkaSettings
+from stores.kafka_client import Message
+from stores.publisher import ERROR_HEADERS, Publisher
+
+REPLAY_HEADERS = "kvquilt.replay."  # on an event that is sent again: .timestamp and .offset, its first ones
+REPLAYED_HEADERS = "kvquilt.replayed."  # on a note: .letter, and where to: .topic, .partition, .offset
+
+
+class LetterId(NamedTuple):
+    """Where a letter lies in its topic; written `partition:offset`."""
+
+    partition: int
+    offset: int
+
+    @classmethod
+    def of(cls, text: str) -> LetterId:
+        """The id in `text`; raises `InputError` where it is none."""
+        partition, colon, offset = text.partition(":")
+        if not (colon and partition.isdecimal() and offset.isdecimal()):
+            raise InputError(f"{text!r} names no dead letter; expected partition:offset, as `kvquilt dlq ls` shows it")
+        return cls(int(partition), int(offset))
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A message that was put aside, and why.
+
+    Attributes:
+        error, message, stage, attempts: the class of the error and what it said; the step that gave up, after so many
+            tries.
+        topic, partition, offset, timestamp_ms: where the message had come from.
+        key, headers: as they were.
+        value: as it was; None for a null value, and where it was not kept.
+        nbytes: of the value, also where it was not kept; None for a null value.
+        omitted: the value was too large for the topic and is lost here: the letter cannot be sent again.
+        replayed: how often it was sent again.
+    """
+
+    id: LetterId
+    put_aside_ms: int
+    error: str
+    message: str
+    stage: str
+    attempts: int
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    value: bytes | None
+    nbytes: int | None
+    omitted: bool
+    replayed: int = 0
+
+    @property
+    def key_text(self) -> str:
+        """The key for people; usually the id of a document."""
+        return "" if self.key is None else self.key.decode("utf-8", "replace")
+
+
+def read_letters(messages: Iterable[Message], *, values_of: Collection[LetterId] = ()) -> list[DeadLetter]:
+    """The letters among the records of the topic, oldest first, with how often each was sent again.
+
+    Args:
+        values_of: letters whose value is kept; a topic of large documents would not fit into memory.
+    """
+    letters: dict[LetterId, DeadLetter] = {}
+    replayed: dict[LetterId, int] = {}
+    for message in messages:
+        again = message.header(REPLAYED_HEADERS + "letter")
+        if again is not None:
+            letter_id = LetterId.of(again.decode())
+            replayed[letter_id] = replayed.get(letter_id, 0) + 1
+        elif message.header(ERROR_HEADERS + "class") is not None:
+            letter = _letter(message)
+            letters[letter.id] = letter if letter.id in values_of else replace(letter, value=None)
+    found = [replace(letter, replayed=replayed.get(letter.id, 0)) for letter in letters.values()]
+    return sorted(found, key=lambda letter: (letter.put_aside_ms, letter.id))
+
+
+def replay(publisher: Publisher, kafka: KafkaSettings, letters: Iterable[DeadLetter]) -> Iterator[Message | InputError]:
+    """Send letters again, key, value and headers as they were, each followed by a note in the dead-letter topic.
+
+    What INDEX gave up goes to the documents topic, what PREFILL gave up to the commits topic. For each letter, in
+    order, gives where it is now, or why it cannot be sent.
+
+    Raises:
+        TopicError: the broker failed. Letters that were given are sent; the next one may have been sent without a
+            note, and sending it twice is harmless.
+    """
+    for letter in letters:
+        try:
+            yield _replay(publisher, kafka, letter)
+        except InputError as error:
+            yield error
+
+
+def in_its_place(message: Message) -> Message:
+    """A message that was sent again with the timestamp and offset that it had first; any other as it is."""
+    timestamp, offset = message.header(REPLAY_HEADERS + "timestamp"), message.header(REPLAY_HEADERS + "offset")
+    if timestamp is None or offset is None or not (timestamp.isdigit() and offset.isdigit()):
+        return message
+    return replace(message, timestamp_ms=int(timestamp), offset=int(offset))
+
+
+def _replay(publisher: Publisher, kafka: KafkaSettings, letter: DeadLetter) -> Message:
+    if letter.omitted:
+        raise InputError(
+            f"dead letter {letter.id} was kept without its value of {letter.nbytes or 0:,} bytes, which no topic took: "
+            "publish the document again, split"
+        )
+    sent = publisher.publish(
+        _home(kafka, letter), letter.key, letter.value, (*_without_replay(letter.headers), *_place(letter))
+    )
+    where = {"letter": str(letter.id), "topic": sent.topic, "partition": sent.partition, "offset": sent.offset}
+    note = tuple((REPLAYED_HEADERS + name, str(value).encode()) for name, value in where.items())
+    publisher.publish(kafka.dead_letter_topic, letter.key, None, note)
+    return sent
+
+
+def _home(kafka: KafkaSettings, letter: DeadLetter) -> str:
+    commits = letter.topic == kafka.commits_topic or letter.stage == "prefill"
+    return kafka.commits_topic if commits else kafka.documents_topic
+
+
+def _place(letter: DeadLetter) -> tuple[tuple[str, bytes | None], ...]:
+    """Headers with the first place of the letter's message; one that was sent again before has them already."""
+    kept = tuple(header for header in letter.headers if header[0].startswith(REPLAY_HEADERS))
+    if kept or letter.timestamp_ms < 0:
+        return kept
+    place = {"timestamp": letter.timestamp_ms, "offset": letter.offset}
+    return tuple((REPLAY_HEADERS + name, str(value).encode()) for name, value in place.items())
+
+
+def _without_replay(headers: tuple[tuple[str, bytes | None], ...]) -> Iterator[tuple[str, bytes | None]]:
+    return (header for header in headers if not header[0].startswith(REPLAY_HEADERS))
+
+
+def _letter(message: Message) -> DeadLetter:
+    def told(name: str) -> str:
+        return (message.header(ERROR_HEADERS + name) or b"").decode("utf-8", "replace")
+
+    def number(name: str, otherwise: int) -> int:
+        text = told(name)
+        return int(text) if text.lstrip("-").isdecimal() else otherwise
+
+    omitted = message.header(ERROR_HEADERS + "omitted") is not None
+    return DeadLetter(
+        id=LetterId(message.partition, message.offset),
+        put_aside_ms=message.timestamp_ms,
+        error=told("class"),
+        message=told("message"),
+        stage=told("stage"),
+        attempts=number("attempts", 1),
+        topic=told("topic"),
+        partition=number("partition", -1),
+        offset=number("offset", -1),
+        timestamp_ms=number("timestamp", -1),
+        key=message.key,
+        headers=tuple(header for header in message.headers if not header[0].startswith(ERROR_HEADERS)),
+        value=message.value,
+        nbytes=number("omitted", 0) if omitted else None if message.value is None else len(message.value),
+        omitted=omitted,
+    )

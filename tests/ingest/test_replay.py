@@ -1,0 +1,76 @@
+"""Dead letters sent again through the pipeline."""
+
+from dataclasses import replace
+
+from schemas.errors import InputError
+from stores.dead_letters import read_letters, replay
+from stores.fakes import CrashPoint, with_faults
+
+
+def letters(world):
+    messages = world.topics.messages(world.kafka.dead_letter_topic)
+    return read_letters(messages, values_of=[letter.id for letter in read_letters(messages)])
+
+
+def refuse(text):
+    if "first" in text:
+        raise ValueError("the embedder cannot take it")
+
+
+def test_a_letter_that_is_sent_again_after_the_cause_is_gone_is_served(world):
+    world.embedder.fails = refuse
+    world.change("the first text", 1)
+    world.index()
+    assert world.texts() is None
+    world.embedder.fails = lambda text: None
+    list(replay(world.publisher, world.kafka, letters(world)))
+    world.index()
+    world.prefill()
+    assert world.texts() == "the first text"
+    world.assert_clean()
+
+
+def test_an_old_letter_without_a_version_does_not_win_over_what_came_after_it(world):
+    """The broker's clock at the time of the replay would make it the newest version."""
+    world.embedder.fails = refuse
+    world.change("the first text")
+    world.clock.advance(1)
+    world.change("the second text")
+    world.index()
+    world.embedder.fails = lambda text: None
+    world.clock.advance(60)
+    list(replay(world.publisher, world.kafka, letters(world)))
+    (work,) = world.index()
+    assert work.outcome == "superseded"
+    assert world.texts() == "the second text"
+
+
+def test_a_letter_of_prefill_is_sent_again_to_prefill(world):
+    def fails(chunks):
+        if any(len(chunk) > 1 for chunk in chunks):
+            raise ValueError("the model cannot take it")
+
+    world.model.fails = fails
+    world.change("a text", 1)
+    world.index()
+    world.prefill()
+    assert [letter.stage for letter in letters(world)] == ["prefill"]
+    world.model.fails = lambda chunks: None
+    list(replay(world.publisher, world.kafka, letters(world)))
+    world.prefill()
+    world.assert_clean()
+
+
+def test_a_value_that_the_topic_did_not_take_is_marked_and_never_sent_as_a_deletion(world):
+    """A letter with its value left out looks like a tombstone."""
+    world.change("a text", 1)
+    world.index()
+    world.raw(b"{" * 1000)
+    point = CrashPoint("dead_letter", fault=InputError("the record is larger than the topic takes"))
+    world.index(replace(world.index_parts, publisher=with_faults(world.publisher, point)))
+    (letter,) = letters(world)
+    assert (letter.omitted, letter.nbytes) == (True, 1000)
+    (refused,) = replay(world.publisher, world.kafka, [letter])
+    assert "publish the document again, split" in str(refused)
+    world.index()
+    assert world.texts() == "a text"
