@@ -11,6 +11,7 @@ for this request only: the request notes which rows it has replaced, and they ar
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.sequence import OrderedRows, ordered_rows
 from kernels import PositionMask, attend, later, position_mask
 from schemas.fingerprint import Fingerprint
 from schemas.kv_artifact import Buffer
@@ -140,7 +142,8 @@ class WorkingRows:
         self._slots = slice(0, 0)
         self._queries = torch.empty(0, dtype=torch.int64)
         self._masks: list[PositionMask | None] = []
-        self._window_masks: dict[int, list[torch.Tensor | None]] = {}
+        self._ordered: OrderedRows | None = None
+        self._window_masks: dict[int, list[torch.Tensor]] = {}
 
     def begin(self, positions: torch.Tensor) -> None:
         """Make ready for a pass over rows at `positions [S]` (int64, CPU, no position twice)."""
@@ -155,7 +158,10 @@ class WorkingRows:
         own.n += n_new
         own.last = max(own.last, int(positions.max()))
         self._queries, self._window_masks = positions, {}
-        self._masks = [view.mask(positions) for view in self._views]
+        self._ordered = ordered_rows(
+            [(v.part.k, v.part.v, v.positions[: v.n], v.replaced[: v.n]) for v in self._views], positions
+        )
+        self._masks = [] if self._ordered is not None else [view.mask(positions) for view in self._views]
 
     def store(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """See `RowSet.store`."""
@@ -165,7 +171,12 @@ class WorkingRows:
 
     def attend(self, layer: int, q: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
         """See `RowSet.attend`."""
-        masks = self._masks if window is None else self._windowed(window)
+        if window is not None and self._cuts_off(window):
+            masks: Sequence[PositionMask | torch.Tensor | None] = self._windowed(window)
+        elif self._ordered is not None:
+            return self._ordered.attend(layer, q, scale)
+        else:
+            masks = self._masks
         sets = [
             (view.part.k[layer][:, : view.n], view.part.v[layer][:, : view.n], mask)
             for view, mask in zip(self._views, masks, strict=True)
@@ -190,11 +201,13 @@ class WorkingRows:
             if first <= view.last:
                 view.replaced[: view.n] |= torch.isin(view.positions[: view.n], positions)
 
-    def _windowed(self, window: int) -> list[PositionMask | torch.Tensor | None]:
-        """Masks of layers that see the last `window` positions only; the plain ones where nothing lies behind."""
+    def _cuts_off(self, window: int) -> bool:
+        """Some row lies behind the window of some query."""
         first = min(int(view.positions[: view.n].min()) for view in self._views if view.n)
-        if int(self._queries.max()) - first < window:
-            return list(self._masks)
+        return int(self._queries.max()) - first >= window
+
+    def _windowed(self, window: int) -> Sequence[PositionMask | torch.Tensor | None]:
+        """Masks of layers that see the last `window` positions only."""
         if window not in self._window_masks:
             device = self._views[0].part.k.device
             self._window_masks[window] = []
@@ -202,7 +215,7 @@ class WorkingRows:
                 keys = view.positions[: view.n]
                 hidden = later(self._queries, keys) | (keys[None, :] <= self._queries[:, None] - window)
                 self._window_masks[window].append((hidden | view.replaced[: view.n]).to(device))
-        return list(self._window_masks[window])
+        return self._window_masks[window]
 
 
 def _bytes_of(rows: torch.Tensor) -> memoryview:

@@ -21,6 +21,7 @@ from itertools import pairwise
 import torch
 
 QUERY_BLOCK = 128  # query rows per tile of a mask: 64 to 256 are equally fast, smaller and larger ones slower
+BLOCK_COST = 8  # what a block more costs, in query rows: aten packs the keys again for every call
 _flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -98,8 +99,7 @@ def position_mask(
 def _tiles(q_pos: torch.Tensor, k_pos: torch.Tensor, replaced: torch.Tensor | None) -> list[Tile]:
     ascending = bool((k_pos.diff() >= 0).all())
     tiles: list[Tile] = []
-    for start in range(0, len(q_pos), QUERY_BLOCK):
-        end = min(start + QUERY_BLOCK, len(q_pos))
+    for start, end in pairwise(_cuts(q_pos)):
         rows = q_pos[start:end]
         seen_by_all, seen_by_any = 0, len(k_pos)
         if ascending:
@@ -114,6 +114,21 @@ def _tiles(q_pos: torch.Tensor, k_pos: torch.Tensor, replaced: torch.Tensor | No
             if not bool(hidden.all()):
                 tiles.append(Tile(start, end, seen_by_all, seen_by_any, hidden))
     return tiles
+
+
+def _cuts(q_pos: torch.Tensor) -> list[int]:
+    """Where blocks of query rows begin and end.
+
+    Rows of a block are computed against the keys that its last row sees. So a block ends where the next row stands so
+    far behind that taking it in would waste more than another block costs.
+    """
+    cuts = [0]
+    positions = q_pos.tolist()
+    for row, (before, position) in enumerate(pairwise(positions), 1):
+        n_rows = row - cuts[-1]
+        if n_rows >= QUERY_BLOCK or n_rows * (position - before) > BLOCK_COST * before:
+            cuts.append(row)
+    return [*cuts, len(q_pos)]
 
 
 def _without_replaced(q_start: int, q_end: int, n_keys: int, replaced: torch.Tensor | None) -> list[Tile]:

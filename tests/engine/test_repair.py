@@ -18,6 +18,7 @@ from engine.model import Model
 from engine.plan import Plan, PlannedChunk, plan_prompt
 from engine.repair import TokenCounts, check_repair, count_tokens
 from engine.rows import Base
+from engine.sequence import OrderedRows
 from tests.engine.conftest import REUSABLE, random_ids, template_of, tiny_model
 from tests.engine.test_stitched_equals_masked_prefill import (
     BOUND,
@@ -106,6 +107,42 @@ def test_repairing_scattered_rows_equals_a_plain_pass_with_that_mask(model: Mode
     assert error(model.logits(plan, stitched(model, plan), keep=0, repair=repair), truth) < BOUND
     full = causal_logits(model, plan)[torch.cat([repair, torch.tensor(plan.open_positions)]).sort().values]
     assert error(truth, full) > 100 * BOUND
+
+
+def test_a_pass_of_many_rows_puts_all_rows_in_order(model: Model) -> None:
+    """Long passes attend to one ordered copy of a layer's rows instead of the base with holes; same result."""
+    plan = plan_of(model, (90, 2, 150, 1, 60))
+    repair = scattered(plan, 0.85)
+    base = stitched(model, plan)
+    rows, positions = model._open(plan, base, 0, repair)
+    with torch.inference_mode():
+        rows.begin(positions)
+    assert rows._ordered is not None
+    truth = repaired_logits(model, plan, repair)
+    assert error(model.logits(plan, base, keep=0, repair=repair), truth) < 2 * BOUND
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+@pytest.mark.parametrize("kind", ["scattered", "blocks"])
+def test_ordered_rows_are_the_rows_of_all_parts_each_position_once(n_heads: int, kind: str) -> None:
+    """Copied run by run or by index, some heads at a time: the newest row at every position, none behind the last."""
+    generator = torch.Generator().manual_seed(1)
+    k, v = torch.randn(2, 1, 2, 500, 4, generator=generator).unbind()
+    k2, v2 = torch.randn(2, 1, 2, 200, 4, generator=generator).unbind()
+    at = torch.cat([torch.arange(100), torch.arange(103, 400), torch.arange(405, 508)])
+    queries = (
+        torch.arange(50, 250) if kind == "blocks" else torch.randperm(400, generator=generator)[:200].sort().values
+    )
+    replaced = torch.isin(at, queries)
+    ordered = OrderedRows(
+        [(k, v, at, replaced), (k2, v2, queries, torch.zeros(200, dtype=torch.bool))], queries, n_heads
+    )
+    q = torch.randn(4, 200, 4, generator=generator)
+    keys, values = torch.cat([k[0][:, ~replaced], k2[0]], 1), torch.cat([v[0][:, ~replaced], v2[0]], 1)
+    where = torch.cat([at[~replaced], queries])
+    score = (q @ keys.repeat_interleave(2, 0).mT * 0.5).masked_fill(where[None] > queries[:, None], float("-inf"))
+    truth = score.softmax(-1) @ values.repeat_interleave(2, 0)
+    torch.testing.assert_close(ordered.attend(0, q, 0.5), truth, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("n_question", [1, 6])
