@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from engine import KvRows, Model, PromptTemplate, load_embedder, load_model, resolve_generation
-from engine.variants import Variant, company_ids, front_ids, prefill_variant
+from engine.variants import Variant, company_of, front_ids, prefill_variant
 from quality.neighbours import Corpus, Embed
 from quality.questions import Form, Passage, Question, QuestionSet, corpus_of
 from quality.row_cache import CACHE_FORMAT, RowCache
@@ -118,7 +117,7 @@ def load_subject(settings: Settings) -> Subject:
 
     Raises:
         UnsupportedModelError: the model cannot be loaded, or its rows cannot be reused.
-        InputError: the company's file cannot be read.
+        SettingsError: the company's file cannot be read.
     """
     identity = resolve_generation(settings)
     cache = settings.cache_folder
@@ -133,18 +132,6 @@ def load_subject(settings: Settings) -> Subject:
         template=identity.template,
         embed=embed,
         cache=RowCache(cache / "quality", settings.quality.cache_bytes, model.fingerprint),
-        company=company_ids(identity.tokenizer, _company_text(settings.prefill.company)),
+        company=company_of(settings.prefill, identity.tokenizer),
         n_neighbours=settings.prefill.neighbours,
     )
-
-
-def _company_text(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        text = file.expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the company's file {file} cannot be read: {error}") from error
-    if not text:
-        raise InputError(f"the company's file {file} is empty; expected some plain prose")
-    return text
