@@ -37,6 +37,19 @@ values = st.recursive(
     max_leaves=20,
 )
 objects = st.dictionaries(st.sampled_from(NAMES), values, max_size=10)
+texts = st.sampled_from(WORDS) | st.text(max_size=8)
+rows = st.fixed_dictionaries(  # near enough to a document that most of them are read
+    {"content": st.just("a text") | texts},
+    optional={
+        "title": texts,
+        "uri": texts,
+        "tenant": texts | st.none(),
+        "version": st.integers(0, 100) | st.integers(0, 1 << 64) | st.text("0123456789", max_size=20),
+        "content_type": st.sampled_from(["text", "text", "markdown", "html", "pdf"]),
+        "metadata": st.dictionaries(texts, values, max_size=3),
+    },
+)
+sources = st.fixed_dictionaries({"lsn": st.integers(0, 1 << 64)}, optional={"ts_ms": st.integers(0, 1 << 50)})
 keys = (
     st.none()
     | st.binary(max_size=12)
@@ -98,21 +111,28 @@ def test_random_json(reader, body, key, headers):
     read(reader, message(json.dumps(body).encode(), key, headers))
 
 
-@fuzz
-@given(body=objects, key=keys)
+@settings(fuzz, max_examples=400)
+@given(body=rows | objects, key=st.just(b"d") | keys)
 def test_random_fields_of_our_own_json(reader, body, key):
-    read(reader, message({"content": "a text", **body}, key))
+    read(reader, message(body, key))
 
 
 @fuzz
-@given(attributes=objects, headers=headers, data=values)
+@given(attributes=st.just({}) | objects, headers=headers, data=rows | values)
 def test_random_cloudevents(reader, attributes, headers, data):
     read(reader, message({**STRUCTURED, "data": data, **attributes}, b"d", headers))
     read(reader, message(json.dumps(data).encode(), b"d", [*CE.items(), *headers]))
 
 
 @fuzz
-@given(body=objects, before=values, after=objects, source=objects, key=keys, op=st.sampled_from("curdtm"))
+@given(
+    body=objects,
+    before=st.none() | values,
+    after=rows | objects,
+    source=sources | objects,
+    key=st.just(b'{"id": 7}') | keys,
+    op=st.sampled_from("curdtm"),
+)
 def test_random_debezium_envelopes(reader, body, before, after, source, key, op):
     envelope = {**body, "op": op, "before": before, "after": after, "source": source}
     read(reader, message(envelope, key))
@@ -132,6 +152,12 @@ def test_framed_values_that_are_cut_or_changed(reader, kind, data):
 @given(schema_id=st.integers(0, 5), payload=st.binary(max_size=60))
 def test_framed_random_bytes(reader, schema_id, payload):
     read(reader, message(framed(schema_id, payload), b"d"))
+
+
+@fuzz
+@given(row=rows)
+def test_framed_random_json(reader, row):
+    read(reader, message(framed(2, json.dumps(row).encode()), b"d"))
 
 
 @fuzz
