@@ -84,7 +84,7 @@ def test_what_a_page_says_to_type_exists(page):
         if words[:1] == ["kvquilt"]:
             name = next((name for name in known if line.startswith(name)), None)
             assert name, f"{page.name}: no command `{line}`"
-            options = {option for parameter in known[name].params for option in parameter.opts}
+            options = {option for each in known[name].params for option in (*each.opts, *each.secondary_opts)}
             used = {word.split("=")[0] for word in words if word.startswith("-")}
             assert used <= options, f"{page.name}: `{line}`"
 
