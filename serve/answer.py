@@ -17,7 +17,7 @@ import torch
 from engine import KvRows, Plan, SamplingParams, Step
 from engine.repair import TokenCounts, count_tokens
 from schemas.api import AnswerRequest, AnswerResponse, CacheMode, Citation, Timing, Usage
-from schemas.errors import RequestError
+from schemas.errors import Cancelled, RequestError
 from schemas.kv_artifact import KvArtifact
 from schemas.settings import Settings
 from serve import blend, prompt, threads
@@ -26,6 +26,7 @@ from serve.blend import Choice
 from serve.loading import KvLoader, Loaded
 from serve.parts import Parts
 from serve.retrieve import Found, Retriever, check_question
+from serve.staleness import StaleWatch
 from serve.telemetry import STAGES, Telemetry
 
 NOTHING_FOUND = "No document here can answer this: none is visible to you."
@@ -121,8 +122,9 @@ class Answerer:
         admission: Admission,
         pool: Executor,
         telemetry: Telemetry,
+        stale: StaleWatch,
     ) -> None:
-        self._settings, self._parts = settings, parts
+        self._settings, self._parts, self._stale = settings, parts, stale
         self._retriever, self._loader, self._admission = retriever, loader, admission
         self._pool, self._telemetry = pool, telemetry
 
@@ -164,7 +166,7 @@ class Answerer:
         mode, note = prompt.decide_mode(body.cache_mode, self._parts.model.reuse_refusal)
         draft = _Draft(mode, [note] if note else [])
 
-        start_s = time.perf_counter()
+        start_s, began_ms = time.perf_counter(), self._stale.now_ms()
         found = await self._retriever.visible(asked.tenant, body.question, body.k or self._settings.serve.k)
         draft.seconds["retrieve"] = time.perf_counter() - start_s
         if not found:
@@ -175,6 +177,7 @@ class Answerer:
             yield Done(self._response(asked, draft, None))
             return
 
+        look = self._stale.look([one.indexed.chunk for one in found], began_ms)
         sampling = self._sampling(body)
         question_ids, kept = await threads.call(self._pool, self._fit, body, found, sampling.max_tokens, draft)
         start_s = time.perf_counter()
@@ -204,6 +207,7 @@ class Answerer:
                     yield Token(step.text)
         response = self._response(asked, draft, plan)
         self._count(response, kept, cached)
+        look.judge([one.indexed.chunk for one in kept], cached)
         yield Done(response)
 
     async def _load(self, body: AnswerRequest, kept: Sequence[Found], draft: _Draft) -> None:
@@ -262,7 +266,10 @@ class Answerer:
         start_s = time.perf_counter()
         stitched = None
         if draft.mode is not CacheMode.EXACT:  # without a single artifact too: a fresh chunk sees what a cached one saw
-            stitched = model.stitch(plan, [_rows(artifact) for artifact in artifacts])
+            try:
+                stitched = model.stitch(plan, [_rows(artifact) for artifact in artifacts], cancelled=cancelled)
+            except Cancelled:
+                return
         draft.seconds["stitch"] = time.perf_counter() - start_s
         if stitched is not None and draft.choice is not None:
             if cancelled():

@@ -87,7 +87,7 @@ class Documents:
                 param="doc_id",
             )
         chunks = self._parts.index.chunks(document, head.version) if head.live else []
-        shown = head.model_dump(exclude={"tenant", "content_digest", "n_chunks"})
+        shown = head.model_dump(exclude={"tenant", "content_digest", "n_chunks", "changes_ms"})
         return DocumentStatus(**shown, chunks=len(chunks), kv_ready=sum(chunk.kv_ready for chunk in chunks))
 
     def _put(self, document: DocumentKey, body: DocumentBody) -> Accepted:

@@ -16,6 +16,7 @@ from serve.loading import LOAD_THREADS, KvLoader
 from serve.parts import Parts
 from serve.readiness import Readiness
 from serve.retrieve import Found, Retriever
+from serve.staleness import StaleWatch
 from serve.telemetry import Telemetry
 
 STORE_THREADS = 8  # for Qdrant calls, and as many for Kafka's
@@ -62,6 +63,7 @@ class Service:
             admission=Admission(settings.serve.max_concurrent, settings.serve.max_queue, telemetry),
             pool=pools.model,
             telemetry=telemetry,
+            stale=StaleWatch(parts.index, pools.index, telemetry),
         )
         documents = Documents(parts, settings.kafka, reads=pools.index, writes=pools.topics)
         searches = Admission(STORE_THREADS, settings.serve.max_queue, telemetry)

@@ -41,6 +41,8 @@ class Telemetry:
         self._fallback = self._counter("kvquilt_fallback", "Chunks computed fresh although reuse was asked", "reason")
         self._fingerprint_mismatch = self._counter("kvquilt_fingerprint_mismatch", "KV artifacts made by another model")
         self._checksum_failures = self._counter("kvquilt_checksum_failures", "KV artifacts with a wrong checksum")
+        self._stale = self._counter("kvquilt_stale_served", "Answers from a superseded or deleted version", "kind")
+        self._stale_checks = self._counter("kvquilt_stale_checks", "Answers that were checked for staleness", "outcome")
         self._cancelled = self._counter("kvquilt_cancelled", "Requests whose client went away")
         self._rejected = self._counter("kvquilt_rejected", "Requests refused because the queue was full")
         self._requests = self._counter("kvquilt_http_requests", "Requests by route and status", "route", "status")
@@ -56,6 +58,13 @@ class Telemetry:
     def answered(self, route: str, status: int) -> None:
         """A request ended; `status` 0: its client left before there was one."""
         self._requests.labels(route, str(status or 499)).inc()
+
+    def stale_check(self, text: bool | None, kv: bool | None) -> None:
+        """An answer was checked: stale in its text, in KV that it reused; None: the heads could not be read."""
+        self._stale_checks.labels("failed" if text is None else "done").inc()
+        for kind, stale in (("text", text), ("kv", kv)):
+            if stale:
+                self._stale.labels(kind).inc()
 
     def queued(self, seconds: float) -> None:
         """A request waited so long for its slot."""
@@ -105,6 +114,10 @@ class Telemetry:
         return Histogram(name, text, labels, registry=self.registry, buckets=_SECONDS)
 
     def _start_at_zero(self) -> None:
+        for kind in ("text", "kv"):
+            self._stale.labels(kind)
+        for outcome in ("done", "failed"):
+            self._stale_checks.labels(outcome)
         for mode in CacheMode:
             self._ttft.labels(mode, self._model)
         for stage in STAGES:
