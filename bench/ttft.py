@@ -61,8 +61,12 @@ def measure(settings: Settings, n_tokens: int, chunk_tokens: int, rounds: int) -
     rows = model.prefill_chunks(identity.template.prefix_ids, chunks)
     stored = [tuple(bytes(part) for part in chunk.to_bytes()) for chunk in rows]
     plan = _plan(identity, chunks)
-    full = Rounds("full prefill", rounds, lambda: _full(model, plan))
-    reuse = Rounds("reuse", rounds * 3, lambda: _reuse(model, identity, chunks, stored))
+    full = Rounds("full prefill", lambda: _full(model, plan))
+    reuse = Rounds("reuse", lambda: _reuse(model, identity, chunks, stored))
+    for _ in range(rounds):  # in turn: whatever slows the machine down slows both
+        full.add()
+        for _ in range(3):
+            reuse.add()
     full_s, reuse_s = full.median("total_s"), reuse.median("total_s")
     return {
         "full_s": round(full_s, 4),
@@ -85,14 +89,17 @@ def measure(settings: Settings, n_tokens: int, chunk_tokens: int, rounds: int) -
 
 
 class Rounds:
-    """One warm-up and `n` timed rounds of `run`, which returns seconds by name."""
+    """Timed rounds of `run`, which returns seconds by name, after one for warming up."""
 
-    def __init__(self, name: str, n: int, run: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, name: str, run: Callable[[], dict[str, float]]) -> None:
         run()
-        self._seconds = []
-        for number in range(n):
-            self._seconds.append(run())
-            _say(f"{name} {number + 1}/{n}: {self._seconds[-1]['total_s'] * 1e3:,.1f} ms")
+        self._name, self._run = name, run
+        self._seconds: list[dict[str, float]] = []
+
+    def add(self) -> None:
+        """One more round."""
+        self._seconds.append(self._run())
+        _say(f"{self._name} {len(self._seconds)}: {self._seconds[-1]['total_s'] * 1e3:,.1f} ms")
 
     def median(self, name: str) -> float:
         """Median seconds of the part `name`."""

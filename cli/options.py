@@ -52,7 +52,9 @@ def command(
         @functools.wraps(function)
         def run(**values: Any) -> None:
             from cli.flags import make_context
+            from schemas.foreign import refuse_foreign_kernels
 
+            refuse_foreign_kernels()
             common = {name: values.pop(name) for name in _COMMON}
             flags = {key: value for name, key in shortcuts.items() if (value := values.pop(name)) is not None}
             context = make_context(flags=flags, **common)

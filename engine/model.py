@@ -30,12 +30,13 @@ from engine.stitch import stitch
 from engine.tokenizer import Tokenizer, load_tokenizer
 from engine.turns import Turns
 from engine.variants import behind, fitting
-from kernels import RopeTables
-from schemas.errors import InputError, RequestError, UnsupportedModelError
+from kernels import RopeTables, refuse_foreign_kernels
+from schemas.errors import Cancelled, InputError, RequestError, UnsupportedModelError
 from schemas.fingerprint import Fingerprint
 from schemas.settings import ModelSettings
 
 BATCH_TOKENS = 4096  # chunk tokens per prefill pass
+_STITCH_TOKENS = 1024  # fresh chunk tokens per pass of a stitch: between passes it can be cancelled
 _PASS_TOKENS = 2048  # rows per pass of a full prefill: between passes it can be cancelled
 _PREFIXES = 4  # prefixes whose rows are kept; a process normally has one
 
@@ -118,7 +119,14 @@ class Model:
         return rows
 
     @torch.inference_mode()
-    def stitch(self, plan: Plan, rows: Sequence[KvRows | None], *, room: int = 256) -> Base:
+    def stitch(
+        self,
+        plan: Plan,
+        rows: Sequence[KvRows | None],
+        *,
+        room: int = 256,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Base:
         """The base of a request: prefix and chunks, rotated to their positions.
 
         Args:
@@ -126,6 +134,7 @@ class Model:
             rows: one per chunk of the plan; None for a chunk that is fresh. Its rows are computed here, the way
                 they would have been stored, so that the answer is the same.
             room: slots for what the request itself computes; more is found when it is needed.
+            cancelled: asked before every pass over fresh chunks.
 
         Returns:
             A base that any number of `generate` calls may use, also at the same time.
@@ -133,6 +142,7 @@ class Model:
         Raises:
             UnsupportedModelError: the model's rows cannot be reused.
             ValueError: `rows` do not fit the plan.
+            Cancelled: `cancelled` said yes.
         """
         self._require_reuse()
         if len(rows) != len(plan.chunks):
@@ -141,7 +151,7 @@ class Model:
         filled = list(rows)
         with self._turns.answering():
             ids = [plan.token_ids[plan.chunks[n].start : plan.chunks[n].end] for n in missing]
-            computed = self._prefill(plan.prefix_ids, ids, BATCH_TOKENS, background=False) if ids else []
+            computed = self._prefill(plan.prefix_ids, ids, _STITCH_TOKENS, background=False, cancelled=cancelled)
             for number, chunk in zip(missing, computed, strict=True):
                 filled[number] = chunk
             prefix = self._prefix(plan.prefix_ids)
@@ -311,15 +321,30 @@ class Model:
             self._hf.run(ids, positions, rows)
 
     def _prefill(
-        self, prefix_ids: tuple[int, ...], chunks: Sequence[Sequence[int]], batch_tokens: int, *, background: bool
+        self,
+        prefix_ids: tuple[int, ...],
+        chunks: Sequence[Sequence[int]],
+        batch_tokens: int,
+        *,
+        background: bool,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> list[KvRows]:
-        return self._pack(self._prefix(prefix_ids), chunks, batch_tokens, background=background)
+        prefix = self._prefix(prefix_ids)
+        return self._pack(prefix, chunks, batch_tokens, background=background, cancelled=cancelled)
 
     def _pack(
-        self, prefix: PrefixRows, chunks: Sequence[Sequence[int]], batch_tokens: int, *, background: bool
+        self,
+        prefix: PrefixRows,
+        chunks: Sequence[Sequence[int]],
+        batch_tokens: int,
+        *,
+        background: bool,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> list[KvRows]:
         done: list[KvRows] = []
         for batch in batches([len(chunk) for chunk in chunks], batch_tokens):
+            if cancelled():
+                raise Cancelled("the request was given up while fresh chunks were computed")
             members = [chunks[n] for n in batch]
             packed = PackedChunks(prefix, [len(chunk) for chunk in members], self._capture, self._tables)
             ids = torch.tensor([token for chunk in members for token in chunk])
@@ -368,6 +393,7 @@ def load_model(model: ModelSettings, cache: Path) -> Model:
 
     Raises:
         UnsupportedModelError: it cannot be found, loaded, or served.
+        SettingsError: another package `kernels` is installed.
     """
     with _LOADING:
         return _load(model, cache)
@@ -375,6 +401,7 @@ def load_model(model: ModelSettings, cache: Path) -> Model:
 
 @memoised
 def _load(model: ModelSettings, cache: Path) -> Model:
+    refuse_foreign_kernels()
     if model.threads:
         torch.set_num_threads(model.threads)
     folder = model_folder(model.name, cache)

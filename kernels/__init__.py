@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kernels.api import attend, stitch_kv
-    from kernels.foreign import refuse_foreign_kernels
     from kernels.layout import RopeLayout, descriptors
     from kernels.reference.attention import PositionMask, later, merge_states, position_mask
     from kernels.reference.rope import rotate
     from kernels.rope_tables import RopeTables, probe
+    from schemas.foreign import refuse_foreign_kernels
 
 _HOME = {
     "attend": "kernels.api",
     "stitch_kv": "kernels.api",
-    "refuse_foreign_kernels": "kernels.foreign",
+    "refuse_foreign_kernels": "schemas.foreign",
     "RopeLayout": "kernels.layout",
     "descriptors": "kernels.layout",
     "PositionMask": "kernels.reference.attention",

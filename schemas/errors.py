@@ -5,6 +5,7 @@ KvquiltError
 │   ├── SettingsError        a setting, at start-up
 │   ├── EventError           a change event: becomes a dead letter
 │   └── RequestError         an HTTP request: becomes a 4xx with OpenAI's error object
+├── Cancelled                whoever asked is gone; nothing is wrong
 ├── ArtifactMiss             a KV artifact that cannot be used; the chunk is computed fresh
 ├── UnsupportedModelError    a model that cannot be served, or not with reuse
 └── StoreError               an outside system failed; trying again may help
@@ -60,6 +61,10 @@ class RequestError(InputError):
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
+
+
+class Cancelled(KvquiltError):  # noqa: N818 - not a fault
+    """Work was given up because nobody waits for it any more."""
 
 
 class MissReason(StrEnum):

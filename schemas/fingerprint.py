@@ -8,8 +8,6 @@ partial one is refused: pydantic has no defaults here.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.ids import digest
@@ -18,7 +16,7 @@ from schemas.ids import digest
 class _Identity(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """SHA-256 over the canonical bytes of all fields, in hex."""
         return digest(self.model_dump(mode="json"))

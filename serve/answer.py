@@ -17,7 +17,7 @@ import torch
 from engine import KvRows, Plan, SamplingParams, Step
 from engine.repair import TokenCounts, count_tokens
 from schemas.api import AnswerRequest, AnswerResponse, CacheMode, Citation, Timing, Usage
-from schemas.errors import RequestError
+from schemas.errors import Cancelled, RequestError
 from schemas.kv_artifact import KvArtifact
 from schemas.settings import Settings
 from serve import blend, prompt, threads
@@ -266,7 +266,10 @@ class Answerer:
         start_s = time.perf_counter()
         stitched = None
         if draft.mode is not CacheMode.EXACT:  # without a single artifact too: a fresh chunk sees what a cached one saw
-            stitched = model.stitch(plan, [_rows(artifact) for artifact in artifacts])
+            try:
+                stitched = model.stitch(plan, [_rows(artifact) for artifact in artifacts], cancelled=cancelled)
+            except Cancelled:
+                return
         draft.seconds["stitch"] = time.perf_counter() - start_s
         if stitched is not None and draft.choice is not None:
             if cancelled():

@@ -71,10 +71,10 @@ def test_no_texts_are_no_vectors(embedder: Embedder) -> None:
     assert embedder.embed([]) == []
 
 
-def test_the_vectors_are_those_of_sentence_transformers(embedder: Embedder) -> None:
+def test_the_vectors_are_those_of_sentence_transformers(tmp_path: Path, embedder: Embedder) -> None:
     """Same pooling, same special tokens: within fp32 rounding of the library's own `encode`."""
     texts = ["Cats purr when they are content.", "The tax is due in April."]
-    fresh = load_embedder.__globals__["_load"].__wrapped__(EmbedderSettings(), Path("unused"))._model
+    fresh = load_embedder.__globals__["_load"].__wrapped__(EmbedderSettings(), tmp_path)._model
     fresh.tokenizer.backend_tokenizer.enable_padding()
     theirs = np.stack([fresh.encode(text) for text in texts])
     np.testing.assert_allclose(np.concatenate(embedder.embed(texts)), theirs, atol=2e-6)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 import transformers as tf
 
 from engine.decode import SamplingParams
+from engine.hf_adapter import read_config
 from engine.model import Model
 from engine.plan import PlannedChunk, plan_prompt
 from engine.rows import KvRows
-from schemas.errors import InputError, RequestError, UnsupportedModelError
+from schemas.errors import Cancelled, InputError, RequestError, UnsupportedModelError
 from tests.engine.conftest import REUSABLE, SHAPE, VOCAB, random_ids, template_of, tiny_model
 from tests.engine.test_stitched_equals_masked_prefill import BOUND, LENS, causal_logits, chunk_ids, error, plan_of
 
@@ -136,13 +138,25 @@ def test_eng_01_a_model_we_cannot_rotate_is_refused_for_reuse_and_served_in_exac
             refused()
 
 
-@pytest.mark.parametrize(
-    "config", [tf.Gemma2Config(**SHAPE, head_dim=16), tf.MambaConfig(vocab_size=VOCAB, num_hidden_layers=2)]
-)
-def test_a_model_whose_attention_we_lack_is_refused_altogether(config: tf.PreTrainedConfig) -> None:
+def test_a_model_whose_attention_we_lack_is_refused_altogether() -> None:
     """Better no answer than one from attention without its soft cap."""
-    with pytest.raises((UnsupportedModelError, AttributeError)):
-        tiny_model(config)
+    with pytest.raises(UnsupportedModelError, match="softcap"):
+        tiny_model(tf.Gemma2Config(**SHAPE, head_dim=16))
+
+
+def test_a_model_without_attention_is_refused_by_its_configuration(tmp_path: Path) -> None:
+    tf.MambaConfig(vocab_size=VOCAB, num_hidden_layers=2).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="mamba is not a causal language model with attention"):
+        read_config(tmp_path)
+
+
+def test_api_03_a_stitch_whose_asker_is_gone_stops_between_two_passes(llama: Model) -> None:
+    """Fresh chunks can take seconds: they must not be computed to the end for nobody."""
+    plan = plan_of(llama, (700, 700, 700))
+    answers = iter([False, True])
+    with pytest.raises(Cancelled, match="given up"):
+        llama.stitch(plan, [None] * 3, cancelled=lambda: next(answers))
+    assert next(answers, None) is None, "one pass, then it asked again and stopped"
 
 
 def test_ids_and_lengths_are_checked_before_the_model_sees_them(llama: Model) -> None:

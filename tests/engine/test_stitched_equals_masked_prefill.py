@@ -104,6 +104,18 @@ def test_stitched_logits_equal_one_masked_prefill(model: Model) -> None:
     assert error(causal_logits(model, plan)[list(plan.open_positions)], truth) > 100 * BOUND
 
 
+def test_chunks_prefilled_alone_equal_the_block_diagonal_mask_over_the_same_ids(model: Model) -> None:
+    """Without a prefix in view nothing needs a copy: one pass over the prompt itself, chunks blind to all else."""
+    plan = plan_of(model, LENS)
+    base = model.stitch(plan, model.prefill_chunks((), chunk_ids(plan)))
+    position = torch.arange(plan.n_tokens)
+    visible = position[None, :] <= position[:, None]
+    for chunk in plan.chunks:
+        visible[chunk.start : chunk.end, : chunk.start] = False
+    truth = plain_logits(model, plan.token_ids, position, visible)[list(plan.open_positions)]
+    assert error(model.logits(plan, base, keep=0), truth) < BOUND
+
+
 def test_with_one_chunk_reuse_equals_full_prefill(model: Model) -> None:
     """One chunk behind the prefix sees all that it would see in a full prefill: reuse is then exact."""
     plan = plan_of(model, (23,))

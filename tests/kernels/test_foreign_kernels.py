@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels import foreign, refuse_foreign_kernels
+from kernels import refuse_foreign_kernels
+from schemas import foreign
 from schemas.errors import SettingsError
 
 ROOT = Path(__file__).parents[2]
