@@ -50,6 +50,22 @@ class ConnectPrefill:
         return cast(PrefillParts, _once(self, lambda: _prefill_parts(self.settings)))
 
 
+@dataclass(frozen=True)
+class ConnectStores:
+    """Gives the stores alone, without a model: for what looks after the data.
+
+    Raises:
+        StoreError: the vector index or the object store cannot be used.
+        UnsupportedModelError: the model's generation cannot be told.
+    """
+
+    settings: Settings
+
+    def __call__(self) -> Stores:
+        """The parts; made by the first call."""
+        return _once(self, lambda: Stores(**_stores(self.settings)[0]))
+
+
 @contextmanager
 def connected(*connects: Connect[Stores]) -> Iterator[None]:
     """Make the parts now, so that what is wrong with them is said before anything is read; close them at the end.
@@ -122,4 +138,4 @@ def _prefill_parts(settings: Settings) -> PrefillParts:
     if model.reuse_refusal is not None:
         raise UnsupportedModelError(f"prefill cannot run: {model.reuse_refusal}")
     made, identity = _stores(settings)
-    return PrefillParts(**made, model=model, prefix_ids=identity.front_ids)
+    return PrefillParts(**made, model=model, prefix_ids=identity.front_ids, first_ids=identity.template.prefix_ids)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from schemas.fingerprint import Fingerprint, Generation
 from schemas.ids import DocumentKey, digest
+from schemas.kv_artifact import KvArtifact
 from stores.fakes import fake_artifact, fake_fingerprint
 
 DIM = 8
@@ -70,11 +73,14 @@ class FakePrefiller:
     Attributes:
         fails: called with every batch of chunks; an error that it raises is the model's.
         prefilled: the token ids of every chunk, in order.
+        fused: ids of every chunk that was prefilled behind neighbours, and of those.
     """
 
     fails: Callable[[Sequence[Sequence[int]]], None] = lambda chunks: None
     fingerprint: Fingerprint = field(default_factory=fake_fingerprint)
     prefilled: list[tuple[int, ...]] = field(default_factory=list)
+    max_tokens: int = 4096
+    fused: list[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = field(default_factory=list)
 
     def prefill_chunks(self, prefix_ids: Sequence[int], chunks: Sequence[Sequence[int]]) -> list[FakeRows]:
         """One `FakeRows` per chunk."""
@@ -83,10 +89,21 @@ class FakePrefiller:
         artifacts = [fake_artifact(DocumentKey("fake", "fake"), chunk)[1] for chunk in chunks]
         return [FakeRows(bytes(artifact.k), bytes(artifact.v)) for artifact in artifacts]
 
+    def prefill_behind(
+        self, front_ids: Sequence[int], neighbours: Sequence[KvArtifact], chunk: Sequence[int]
+    ) -> FakeRows:
+        """Rows of as many tokens as the chunk has, that depend on the neighbours' ids too."""
+        self.fails([chunk])
+        behind = tuple(tuple(artifact.token_ids.tolist()) for artifact in neighbours)
+        self.fused.append((tuple(chunk), behind))
+        n_ids = [sum(ids) % 2**31 for ids in zip(chunk, *(cycle(ids) for ids in behind), strict=False)]
+        _, artifact = fake_artifact(DocumentKey("fake", "fake"), n_ids)
+        return FakeRows(bytes(artifact.k), bytes(artifact.v))
 
-def fake_generation() -> Generation:
-    """The generation of the fakes."""
-    return Generation(
+
+def fake_generation(**changes: Any) -> Generation:
+    """The generation of the fakes; `changes` replace fields."""
+    fields: dict[str, Any] = dict(
         fingerprint=fake_fingerprint(),
         prefix_sha256="3" * 64,
         front_sha256="3" * 64,
@@ -98,3 +115,4 @@ def fake_generation() -> Generation:
         chunker="fake/1",
         chunk_max_tokens=16,
     )
+    return Generation(**(fields | changes))

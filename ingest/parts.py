@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from ingest.formats import EventReader
 from ingest.retry import store_retry
 from schemas.fingerprint import Fingerprint, Generation
 from schemas.ids import artifact_key
-from schemas.kv_artifact import Buffer
+from schemas.kv_artifact import Buffer, KvArtifact
 from schemas.settings import Settings
 from stores.clock import Clock, SystemClock
 
@@ -52,6 +52,11 @@ class ChunkPrefiller(Protocol):
     """The LLM, as far as ingest uses it."""
 
     @property
+    def max_tokens(self) -> int:
+        """The longest sequence that it takes."""
+        ...
+
+    @property
     def fingerprint(self) -> Fingerprint:
         """What its KV rows are."""
         ...
@@ -59,6 +64,17 @@ class ChunkPrefiller(Protocol):
     def prefill_chunks(self, prefix_ids: Sequence[int], chunks: Sequence[Sequence[int]]) -> Sequence[Rows]:
         """KV rows of each chunk, computed behind the prefix."""
         ...
+
+    def prefill_behind(self, front_ids: Sequence[int], neighbours: Sequence[Any], chunk: Sequence[int]) -> Rows:
+        """KV rows of a chunk, computed behind `front_ids` and its neighbours' rows of pass 1, nearest first."""
+        ...
+
+
+def kv_rows(artifact: KvArtifact) -> Any:
+    """`engine.KvRows` over an artifact's bytes."""
+    from engine import KvRows
+
+    return KvRows.from_bytes(artifact.k, artifact.v, artifact.header.fingerprint)
 
 
 @dataclass(frozen=True)
@@ -89,8 +105,20 @@ class Stores:
         return Receipts(self.kv.blobs)
 
     def kv_key(self, token_ids: Sequence[int]) -> str:
-        """The name of a chunk's artifact in this generation."""
+        """The name of a chunk's artifact in this generation: of pass 1, where chunks are fused."""
         return artifact_key(self.generation.fingerprint.digest, self.generation.front_sha256, token_ids)
+
+    def first_key(self, token_ids: Sequence[int]) -> str | None:
+        """The name of the artifact for the place right behind the prefix, where it is another one."""
+        generation = self.generation
+        if not self.fuses or generation.front_sha256 == generation.prefix_sha256:
+            return None
+        return artifact_key(generation.fingerprint.digest, generation.prefix_sha256, token_ids)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether chunks are fused with their neighbours."""
+        return self.generation.neighbours > 0
 
 
 @dataclass(frozen=True)
@@ -109,10 +137,18 @@ class IndexParts(Stores):
 
 @dataclass(frozen=True)
 class PrefillParts(Stores):
-    """What PREFILL needs: no embedder."""
+    """What PREFILL needs: no embedder.
+
+    Attributes:
+        prefix_ids: what chunks and their neighbours are prefilled behind: the prefix, unless the variant differs.
+        first_ids: the prefix itself, where it is another.
+        read_rows: an artifact's rows as the model takes them.
+    """
 
     model: ChunkPrefiller = field(kw_only=True)
     prefix_ids: tuple[int, ...] = field(kw_only=True)
+    first_ids: tuple[int, ...] = field(kw_only=True, default=())
+    read_rows: Callable[[KvArtifact], Any] = field(kw_only=True, default=kv_rows)
 
 
 class Connect(Protocol[P_co]):

@@ -16,6 +16,7 @@ import apache_beam as beam
 from ingest.batching import BatchInBundle, Count, Parse, Step
 from ingest.deletion import retire_older
 from ingest.embedding import embed
+from ingest.fusing import fuse
 from ingest.planning import parse, plan
 from ingest.prefill import confirm, in_passes, mark_ready, parse_record, plan_prefill, prefill
 from ingest.sinks import flip_heads, publish_commits, put_dead_aside, upsert_points
@@ -42,8 +43,11 @@ PREFILL_STEPS: tuple[StepFunction[PrefillParts], ...] = (
     prefill,  # compute and put, create-only
     mark_ready,  # KV is servable
     confirm,  # read the heads again: retire where superseded meanwhile
+    fuse,  # where the variant is fused: a second artifact, made behind the nearest neighbours
     put_dead_aside,
 )
+_WHOLE_BUNDLE = 4096  # documents
+_LAST_STEPS = 2  # of them wait for the whole bundle: all of its pass 1 is servable before anything is fused
 
 
 class IndexDocuments(beam.PTransform):  # type: ignore[misc] # Beam has no types
@@ -78,7 +82,10 @@ class PrefillDocuments(beam.PTransform):  # type: ignore[misc]
         first, *rest = PREFILL_STEPS
         batches |= Step(first, self._connect)
         batches |= "passes" >> beam.FlatMap(in_passes, self._settings.batch_tokens)
-        for step in rest:
+        for step in rest[:-_LAST_STEPS]:
+            batches |= Step(step, self._connect)
+        batches = batches | "works" >> beam.FlatMap(iter) | "bundle" >> beam.ParDo(BatchInBundle(_WHOLE_BUNDLE))
+        for step in rest[-_LAST_STEPS:]:
             batches |= Step(step, self._connect)
         return batches | "count" >> beam.ParDo(Count("prefill", self._progress))
 

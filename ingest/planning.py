@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from ingest.parts import IndexParts
 from ingest.work import Batch, IndexWork, Outcome
-from schemas.chunk import Chunk, IndexedChunk
+from schemas.chunk import Chunk, Fusion, IndexedChunk
 from schemas.errors import EventError
 from schemas.events import ChangeEvent
 from schemas.head import Head
@@ -111,6 +111,21 @@ def diff(
                 title=event.title,
                 uri=event.uri,
                 metadata=event.metadata,
+                first_key=parts.first_key(chunk.token_ids),
             )
         )
-    return tuple(points)
+    named = {point.kv_key for point in points}
+    return tuple(replace(point, fusion=_carried(known, point, named)) for point in points)
+
+
+def _carried(known: Mapping[str, IndexedChunk], point: IndexedChunk, named: Set[str]) -> Fusion | None:
+    """The fusion of an unchanged chunk, unless it was made with a chunk of its own document that is gone."""
+    old = known.get(point.chunk.token_digest)
+    if old is None or old.fusion is None or old.kv_key != point.kv_key:
+        return None
+    own = [one for one in old.fusion.neighbours if one.document == point.chunk.document]
+    if any(one.kv_key not in named for one in own):
+        return None
+    version = point.chunk.version
+    moved = [replace(one, version=version) if one in own else one for one in old.fusion.neighbours]
+    return replace(old.fusion, neighbours=tuple(moved))

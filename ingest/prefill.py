@@ -6,20 +6,21 @@ is made again when the record is read again, whatever its point says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ingest import deletion, telemetry
 from ingest.isolate import isolate
+from ingest.lineage import invalidate
 from ingest.parts import PrefillParts, Rows
 from ingest.sinks import retire
 from ingest.work import Batch, Outcome, PrefillWork
-from schemas.chunk import IndexedChunk
+from schemas.chunk import IndexedChunk, Neighbour
 from schemas.errors import EventError
 from schemas.head import CommitRecord, DocumentState, Head
-from schemas.kv_artifact import FORMAT_VERSION, ArtifactHeader, KvArtifact, payload_sha256
+from schemas.kv_artifact import FORMAT_VERSION, ArtifactHeader, KvArtifact, NeighbourName, payload_sha256
 from stores.topics import Message
 
 
@@ -46,19 +47,26 @@ def _plan_one(parts: PrefillParts, work: PrefillWork, head: Head | None) -> Pref
     if head is None or record.generation != parts.generation.name or head.version != record.version:
         # A newer head has a record of its own behind this one. Of another generation, or without a head: not ours.
         if head is not None and record.generation == parts.generation.name and record.state is DocumentState.DELETED:
+            invalidate(parts, record.document, record.version, frozenset())
             deletion.confirm(parts, record)  # the document came back; what was deleted before is to be accounted for
         return replace(work, outcome=Outcome.SUPERSEDED)
     if not head.live:
+        invalidate(parts, record.document, record.version, frozenset())
         deletion.confirm(parts, record)
         return replace(work, outcome=Outcome.CONFIRMED)
     points = tuple(
         parts.retry(lambda: parts.index.chunks(record.document, head.version), "reading the live version's chunks")
     )
+    invalidate(parts, record.document, record.version, frozenset(point.kv_key for point in points))
     present = set(parts.retry(lambda: parts.kv.keys(record.document), "listing KV artifacts"))
-    if present - {point.kv_key for point in points}:
+    if present - {key for point in points for key in point.kv_keys}:
         retire(parts, record.document)  # put for an older version by a run that was killed before it confirmed
-    missing = {point.kv_key: point for point in points if point.kv_key not in present}
+    missing = {point.kv_key: point for point in points if _lacks(point, present)}
     return replace(work, points=points, missing=tuple(missing.values()))
+
+
+def _lacks(point: IndexedChunk, present: Set[str]) -> bool:
+    return point.kv_key not in present or point.first_key not in (None, *present)
 
 
 def in_passes(batch: Batch[PrefillWork], budget: int) -> Iterator[Batch[PrefillWork]]:
@@ -99,7 +107,13 @@ def prefill(parts: PrefillParts, batch: Batch[PrefillWork]) -> Batch[PrefillWork
         # put is create-only, so the halves of a group that failed on the way do no harm by putting again
         chunks = [job.point.chunk.token_ids for job in group]
         for job, rows in zip(group, parts.model.prefill_chunks(parts.prefix_ids, chunks), strict=True):
-            _put(parts, job.point, rows)
+            put_rows(parts, job.point, job.point.kv_key, rows, parts.generation.front_sha256)
+        first = [job.point for job in group if job.point.first_key is not None]
+        if first:
+            made = parts.model.prefill_chunks(parts.first_ids, [point.chunk.token_ids for point in first])
+            for point, rows in zip(first, made, strict=True):
+                assert point.first_key is not None
+                put_rows(parts, point, point.first_key, rows, parts.generation.prefix_sha256)
         telemetry.PREFILLED_CHUNKS.inc(len(group))
         telemetry.PREFILLED_TOKENS.inc(sum(map(len, chunks)))
 
@@ -136,7 +150,22 @@ def by_tokens(jobs: Sequence[_Job], budget: int) -> Iterator[list[_Job]]:
         yield group
 
 
-def _put(parts: PrefillParts, point: IndexedChunk, rows: Rows) -> None:
+def put_rows(
+    parts: PrefillParts,
+    point: IndexedChunk,
+    key: str,
+    rows: Rows,
+    front_sha256: str,
+    neighbours: Sequence[Neighbour] = (),
+) -> None:
+    """Put an artifact, create-only.
+
+    Args:
+        front_sha256: token digest of what the chunk was prefilled behind, neighbours apart.
+
+    Raises:
+        ValueError: the rows hold NaN or infinity.
+    """
     chunk, fingerprint = point.chunk, parts.model.fingerprint
     k, v = rows.to_bytes()
     token_ids = np.asarray(chunk.token_ids, dtype="<i4")
@@ -144,16 +173,20 @@ def _put(parts: PrefillParts, point: IndexedChunk, rows: Rows) -> None:
         format_version=FORMAT_VERSION,
         generation=parts.generation.name,
         fingerprint=fingerprint,
-        prefix_sha256=parts.generation.front_sha256,
+        prefix_sha256=front_sha256,
         tenant=chunk.document.tenant,
         doc_id=chunk.document.doc_id,
         version=chunk.version,
         ordinal=chunk.ordinal,
         token_sha256=chunk.token_digest,
         payload_sha256=payload_sha256(k, v, token_ids),
+        neighbours=tuple(
+            NeighbourName(tenant=one.document.tenant, doc_id=one.document.doc_id, kv_key=one.kv_key)
+            for one in neighbours
+        ),
     )
     artifact = KvArtifact(header, k, v, token_ids)
-    parts.retry(lambda: parts.kv.put(chunk.document, point.kv_key, artifact), "putting a KV artifact")
+    parts.retry(lambda: parts.kv.put(chunk.document, key, artifact), "putting a KV artifact")
 
 
 def mark_ready(parts: PrefillParts, batch: Batch[PrefillWork]) -> Batch[PrefillWork]:

@@ -6,6 +6,7 @@ is in `ingest.deletion`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ingest import telemetry
@@ -13,7 +14,7 @@ from ingest.parts import IndexParts, Stores
 from ingest.planning import refused_conflict
 from ingest.work import Batch, IndexWork, Outcome, W
 from schemas.errors import EventError, InputError
-from schemas.head import CommitRecord, DocumentState, Head
+from schemas.head import MAX_CHANGES, CommitRecord, DocumentState, Head
 from schemas.ids import DocumentKey, canonical_bytes
 from stores.leftovers import live_names
 
@@ -46,6 +47,7 @@ def _flip_one(parts: IndexParts, work: IndexWork) -> IndexWork:
         title=event.title,
         uri=event.uri,
         metadata=event.metadata,
+        changes_ms=(*(work.head.changes_ms if work.head else ()), event.event_ms)[-MAX_CHANGES:],
     )
     stored = parts.retry(lambda: parts.index.flip(head), "flipping the head")
     work = replace(work, head=stored)
@@ -85,12 +87,17 @@ def retire(parts: Stores, document: DocumentKey) -> None:
 
 def publish_commits(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
     """Announce the heads that this batch moved or found moved; also again, since the record may not have got out."""
-    records = [CommitRecord.of(work.head) for work in batch if work.active and work.head is not None]
+    announce(parts, [work.head for work in batch if work.active and work.head is not None])
+    return batch
+
+
+def announce(parts: Stores, heads: Iterable[Head]) -> None:
+    """Publish the commit records of heads."""
+    records = [CommitRecord.of(head) for head in heads]
     if records:
         topic = parts.settings.kafka.commits_topic
         items = [(canonical_bytes([record.tenant, record.doc_id]), record.to_bytes(), ()) for record in records]
         parts.retry(lambda: parts.publisher.publish_many(topic, items), "publishing commit records")
-    return batch
 
 
 def put_dead_aside(parts: Stores, batch: Batch[W]) -> Batch[W]:

@@ -23,10 +23,25 @@ FRESHNESS_SECONDS = Histogram(
 EMBEDDED_CHUNKS = Counter("kvquilt_embedded_chunks", "Chunks that were embedded")
 PREFILLED_CHUNKS = Counter("kvquilt_prefilled_chunks", "Chunks whose KV was computed")
 PREFILLED_TOKENS = Counter("kvquilt_prefilled_tokens", "Tokens of the chunks whose KV was computed")
+FUSED_CHUNKS = Counter("kvquilt_fused_chunks", "Chunks whose KV was computed behind their neighbours")
+UNFUSED = Counter("kvquilt_unfused_chunks", "Fused artifacts that were dropped or not made, by cause", ["cause"])
 RETIRED = Counter("kvquilt_retired", "What retiring older versions removed", ["kind"])
 DELETIONS = Counter("kvquilt_deletions", "Deletions that PREFILL or reconcile judged, by their receipt", ["state"])
+DRIFT = Counter("kvquilt_drift", "What reconcile found that did not agree", ["kind"])
 LAG = Gauge("kvquilt_consumer_lag", "Offsets between what a pipeline is done with and the end of its topic", ["topic"])
+RECORDS_LAST = Gauge("kvquilt_records_last_seconds", "Since a pipeline last read a message; NaN before", ["topic"])
+BROKER_CONTACT = Gauge("kvquilt_broker_contact_seconds", "Since the broker last answered a pipeline", ["topic"])
+UNCOMMITTED = Gauge("kvquilt_uncommitted", "Offsets that are done and that the broker has not confirmed", ["topic"])
+RETRIES = Counter("kvquilt_retries", "Calls of outside systems that failed and were tried again", ["action"])
 LAST_BUNDLE = Gauge("kvquilt_last_bundle_timestamp_seconds", "When a pipeline last finished a bundle", ["pipeline"])
+
+
+_last_batch_s = time.monotonic()
+
+
+def idle_s() -> float:
+    """Seconds since any step finished a batch, or since the process began."""
+    return time.monotonic() - _last_batch_s
 
 
 @contextmanager

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from schemas.errors import EventError
 from schemas.ids import DocumentKey
 
+MAX_CHANGES = 33  # that a head remembers
+_DAY_MS = 86_400_000
+
 
 class DocumentState(StrEnum):
     """What the head says of the document: live, or a tombstone."""
@@ -39,6 +42,7 @@ class Head(BaseModel):
     title: str | None = None
     uri: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+    changes_ms: tuple[int, ...] = ()  # `event_ms` of the last changes, this one last
 
     @property
     def document(self) -> DocumentKey:
@@ -49,6 +53,11 @@ class Head(BaseModel):
     def live(self) -> bool:
         """Whether the document may be answered from."""
         return self.state is DocumentState.LIVE
+
+    def changed_more_often(self, per_day: int) -> bool:
+        """Whether there were more changes than that in the day before the last one, which counts."""
+        last = max(self.changes_ms, default=0)
+        return sum(last - change < _DAY_MS for change in self.changes_ms) > per_day
 
 
 class CommitRecord(BaseModel):

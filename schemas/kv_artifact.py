@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,16 @@ _EXPONENT = {"float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80)
 _FINITE_BLOCK = 1 << 18  # elements that are looked at together: they stay in the CPU's cache
 
 
+class NeighbourName(BaseModel):
+    """A chunk whose rows stood in front while an artifact was made: its document, and its own artifact's key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tenant: str
+    doc_id: str
+    kv_key: str
+
+
 class ArtifactHeader(BaseModel):
     """What the file says of itself. Every read compares it with what the reader expects."""
 
@@ -47,6 +58,7 @@ class ArtifactHeader(BaseModel):
     ordinal: int
     token_sha256: str
     payload_sha256: str
+    neighbours: tuple[NeighbourName, ...] = ()  # of a fused artifact, nearest first; left out of other files
 
     @property
     def document(self) -> DocumentKey:
@@ -102,6 +114,7 @@ def encode(artifact: KvArtifact) -> bytes:
         "__metadata__": {
             name: value if isinstance(value, str) else canonical_bytes(value).decode()
             for name, value in sorted(artifact.header.model_dump(mode="json").items())
+            if name != "neighbours" or value
         },
         "token_ids": {"dtype": "I32", "shape": [shape[2]], "data_offsets": [0, ends[0]]},
         "k": {"dtype": _SAFETENSORS_NAME[dtype], "shape": shape, "data_offsets": ends[:2]},
@@ -175,13 +188,16 @@ def decode(data: Buffer) -> KvArtifact:
     return KvArtifact(header, k, v, np.frombuffer(ids, dtype="<i4"))
 
 
-def check(artifact: KvArtifact, *, generation: str, fingerprint: str, token_sha256: str) -> None:
+def check(
+    artifact: KvArtifact, *, generation: str, fingerprint: str, token_sha256: str, neighbours: Sequence[str] = ()
+) -> None:
     """Refuse an artifact that is not the one that was asked for, or not the bytes that were written.
 
     Args:
         generation: name of the generation in use.
         fingerprint: digest of the fingerprint in use.
         token_sha256: token digest of the chunk that is to be served.
+        neighbours: keys of the chunks that it is to be fused with; none for rows of pass 1.
 
     Raises:
         ArtifactMiss: `FINGERPRINT`, `TOKEN_IDS`, `CHECKSUM`, or `FORMAT` for rows that are not finite.
@@ -190,6 +206,11 @@ def check(artifact: KvArtifact, *, generation: str, fingerprint: str, token_sha2
     if header.generation != generation or header.fingerprint.digest != fingerprint:
         raise ArtifactMiss(
             MissReason.FINGERPRINT, f"made by generation {header.generation[:40]}, {generation} is in use"
+        )
+    if [one.kv_key for one in header.neighbours] != list(neighbours):
+        raise ArtifactMiss(
+            MissReason.FINGERPRINT,
+            f"fused with {len(header.neighbours)} chunks, not with the {len(neighbours)} expected",
         )
     if header.token_sha256 != token_sha256 or token_digest(artifact.token_ids.tolist()) != token_sha256:
         raise ArtifactMiss(MissReason.TOKEN_IDS, f"holds other token ids than chunk {token_sha256[:16]}")
@@ -221,12 +242,19 @@ def _split(view: memoryview) -> tuple[ArtifactHeader, dict[str, Any], int]:
             str(view[8:start], "utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
         )
         metadata = dict(tensors.pop("__metadata__"))
-        for name in ("format_version", "version", "ordinal", "fingerprint"):
+        for name in ("format_version", "version", "ordinal", "fingerprint", "neighbours"):
+            if name == "neighbours" and name not in metadata:
+                continue
             metadata[name] = json.loads(metadata[name], object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
         found = str(metadata["format_version"])[:40]
         if found != str(FORMAT_VERSION):
             raise ArtifactMiss(MissReason.FORMAT, f"format version {found}; this release reads {FORMAT_VERSION}")
         canonical_bytes(metadata)  # half of a surrogate pair passes JSON and pydantic, and fails wherever it is encoded
+        if "neighbours" in metadata:
+            if not isinstance(metadata["neighbours"], list):
+                raise ValueError("neighbours is not a list")
+            named = [NeighbourName.model_validate(one, strict=True) for one in metadata["neighbours"]]
+            metadata["neighbours"] = tuple(named)
         return ArtifactHeader.model_validate(metadata, strict=True), tensors, start
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:300]

@@ -197,7 +197,7 @@ class PrefillSettings(_Section):
     )
     company: Path | None = None  # a text file; None: the packaged text
     neighbours: int = Field(default=10, ge=1, le=64)
-    max_changes_per_day: int = Field(default=4, ge=0)  # a document that changes more often is not fused
+    max_changes_per_day: int = Field(default=4, ge=0, le=32)  # a document that changes more often is not fused
 
 
 class QualitySettings(_Section):

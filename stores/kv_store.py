@@ -6,7 +6,7 @@ is empty. Nothing is returned unchecked: whatever is wrong with an artifact is a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from schemas import kv_artifact
 from schemas.errors import ArtifactMiss, BlobError, MissReason
@@ -56,7 +56,13 @@ class KvStore:
         if self._blobs.put_new(self.path(document, key), data):
             return True
         try:
-            self.get(document, key, fingerprint=header.fingerprint.digest, token_sha256=header.token_sha256)
+            self.get(
+                document,
+                key,
+                fingerprint=header.fingerprint.digest,
+                token_sha256=header.token_sha256,
+                neighbours=[one.kv_key for one in header.neighbours],
+            )
         except ArtifactMiss as miss:
             if miss.reason is MissReason.STORE:
                 raise BlobError(str(miss)) from miss
@@ -64,12 +70,15 @@ class KvStore:
             return self._blobs.put_new(self.path(document, key), data)
         return False
 
-    def get(self, document: DocumentKey, key: str, *, fingerprint: str, token_sha256: str) -> KvArtifact:
+    def get(
+        self, document: DocumentKey, key: str, *, fingerprint: str, token_sha256: str, neighbours: Sequence[str] = ()
+    ) -> KvArtifact:
         """Read an artifact and check it; its tensors are views into the bytes that were read.
 
         Args:
             fingerprint: digest of the fingerprint in use.
             token_sha256: token digest of the chunk that is to be served.
+            neighbours: keys of the chunks that it is to be fused with; none for rows of pass 1.
 
         Raises:
             ArtifactMiss: there is none that may be used.
@@ -78,7 +87,13 @@ class KvStore:
         if artifact.header.document != document:
             maker = str(artifact.header.document)[:200]
             raise ArtifactMiss(MissReason.FINGERPRINT, f"artifact {key} was made for {maker}, not for {document}")
-        kv_artifact.check(artifact, generation=self.generation, fingerprint=fingerprint, token_sha256=token_sha256)
+        kv_artifact.check(
+            artifact,
+            generation=self.generation,
+            fingerprint=fingerprint,
+            token_sha256=token_sha256,
+            neighbours=neighbours,
+        )
         return artifact
 
     def inspect(self, document: DocumentKey, key: str) -> ArtifactHeader:

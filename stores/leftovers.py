@@ -15,7 +15,7 @@ def live_names(index: VectorIndex, document: DocumentKey) -> tuple[Head | None, 
     while head is not None and head.live:
         points = index.chunks(document, head.version)
         if len(points) == head.n_chunks:
-            return head, {point.kv_key for point in points}
+            return head, {key for point in points for key in point.kv_keys}
         # Fewer than the head says: it moved between the two reads, and the points went with the old version.
         before, head = head, index.heads([document]).get(document)
         if head is not None and head.version == before.version:

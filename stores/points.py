@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 from qdrant_client import models
 
-from schemas.chunk import Chunk, IndexedChunk
+from schemas.chunk import Chunk, Fusion, IndexedChunk, Neighbour
 from schemas.errors import VectorIndexError
 from schemas.head import Head
 from schemas.ids import DocumentKey, digest, head_id, token_bytes
@@ -29,6 +29,7 @@ CHUNK_INDEXES: dict[str, models.PayloadSchemaType] = {
     "document": models.PayloadSchemaType.KEYWORD,
     "version": models.PayloadSchemaType.INTEGER,
     "kv_ready": models.PayloadSchemaType.BOOL,
+    "neighbours": models.PayloadSchemaType.KEYWORD,
 }
 HEAD_INDEXES: dict[str, models.PayloadSchemaType] = {
     "tenant": models.PayloadSchemaType.KEYWORD,
@@ -42,14 +43,19 @@ _HEAD_ONLY = ("version_high", "version_low", "labels")
 
 
 class PointName(NamedTuple):
-    """What a point is called, without what it holds."""
+    """What a point is called, without what it holds.
+
+    Attributes:
+        names: every artifact that it names.
+        ready: those of them that it says are there.
+    """
 
     id: uuid.UUID
     document: DocumentKey
     version: int
     ordinal: int
-    kv_key: str
-    kv_ready: bool
+    names: tuple[str, ...]
+    ready: tuple[str, ...]
 
 
 def chunk_point(indexed: IndexedChunk) -> models.PointStruct:
@@ -71,8 +77,35 @@ def chunk_point(indexed: IndexedChunk) -> models.PointStruct:
         "title": indexed.title,
         "uri": indexed.uri,
         "metadata": indexed.metadata,
+        "first_key": indexed.first_key,
+        **fusion_payload(indexed.fusion),
     }
     return models.PointStruct(id=str(chunk.id), vector=indexed.vectors.tolist(), payload=payload)
+
+
+def fusion_payload(fusion: Fusion | None) -> dict[str, Any]:
+    """What a point says of its fused artifact. `neighbours`, digests of document keys, is what it is found by."""
+    if fusion is None:
+        return {"fused_key": None, "fused_ready": False, "fused_with": [], "neighbours": []}
+    return {
+        "fused_key": fusion.kv_key,
+        "fused_ready": fusion.ready,
+        "fused_with": [
+            {"tenant": one.document.tenant, "doc_id": one.document.doc_id, "version": one.version, "kv_key": one.kv_key}
+            for one in fusion.neighbours
+        ],
+        "neighbours": sorted({one.document.digest for one in fusion.neighbours}),
+    }
+
+
+def _read_fusion(payload: Mapping[str, Any]) -> Fusion | None:
+    if payload.get("fused_key") is None:
+        return None
+    neighbours = tuple(
+        Neighbour(DocumentKey(one["tenant"], one["doc_id"]), int(one["version"]), one["kv_key"])
+        for one in payload["fused_with"]
+    )
+    return Fusion(payload["fused_key"], neighbours, bool(payload["fused_ready"]))
 
 
 def read_chunk(record: models.Record | models.ScoredPoint) -> IndexedChunk:
@@ -100,6 +133,8 @@ def read_chunk(record: models.Record | models.ScoredPoint) -> IndexedChunk:
             title=payload.get("title"),
             uri=payload.get("uri"),
             metadata=payload.get("metadata") or {},
+            first_key=payload.get("first_key"),
+            fusion=_read_fusion(payload),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise VectorIndexError(f"point {record.id} is no chunk of ours: {error!r}; delete it") from error
@@ -118,10 +153,14 @@ def read_name(record: models.Record) -> PointName:
     try:
         document = DocumentKey(payload["tenant"], payload["doc_id"])
         version, ordinal = int(payload["version"]), int(payload["ordinal"])
-        kv_key, kv_ready = str(payload["kv_key"]), bool(payload["kv_ready"])
+        first_pass = [str(key) for key in (payload["kv_key"], payload.get("first_key")) if key is not None]
+        kv_ready = bool(payload["kv_ready"])
     except (KeyError, TypeError, ValueError) as error:
         raise VectorIndexError(f"point {record.id} is no chunk of ours: {error!r}; delete it") from error
-    return PointName(uuid.UUID(str(record.id)), document, version, ordinal, kv_key, kv_ready)
+    fused = [str(payload["fused_key"])] if payload.get("fused_key") is not None else []
+    ready = (first_pass if kv_ready else []) + (fused if payload.get("fused_ready") else [])
+    names = tuple(first_pass + fused)
+    return PointName(uuid.UUID(str(record.id)), document, version, ordinal, names, tuple(ready))
 
 
 def check_vectors(indexed: IndexedChunk, dim: int) -> None:
@@ -212,6 +251,19 @@ def of_tenant(tenant: str, exclude: Sequence[uuid.UUID] = ()) -> models.Filter:
     """All points of a tenant but the ones in `exclude`."""
     without: list[models.Condition] = [models.HasIdCondition(has_id=[str(point) for point in exclude])]
     return models.Filter(must=[_equals("tenant", tenant)], must_not=without if exclude else None)
+
+
+def with_neighbour(document: DocumentKey) -> models.Filter:
+    """All points whose fused artifact was made with a chunk of `document`."""
+    return models.Filter(must=[_equals("neighbours", document.digest)])
+
+
+def naming(point: uuid.UUID, fused_key: str | None = None) -> models.Filter:
+    """One point, if it is there; with `fused_key` only while that is its fused artifact."""
+    conditions: list[models.Condition] = [models.HasIdCondition(has_id=[str(point)])]
+    if fused_key is not None:
+        conditions.append(_equals("fused_key", fused_key))
+    return models.Filter(must=conditions)
 
 
 def older_than(version: int) -> models.Filter:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import models
 
-from schemas.chunk import IndexedChunk
+from schemas.chunk import Fusion, IndexedChunk
 from schemas.errors import VectorIndexError
 from schemas.head import Head
 from schemas.ids import DocumentKey
@@ -113,7 +113,8 @@ class VectorIndex:
 
     def points(self, tenant: str | None = None) -> Iterator[list[PointName]]:
         """What every point is called, page by page, without text and vectors; of one tenant or of all."""
-        wanted = ["tenant", "doc_id", "document", "version", "ordinal", "kv_key", "kv_ready"]
+        wanted = ["tenant", "doc_id", "document", "version", "ordinal"]
+        wanted += ["kv_key", "kv_ready", "first_key", "fused_key", "fused_ready"]
         where = points.of_tenant(tenant) if tenant is not None else None
         for page in self._pages(where, with_payload=wanted, with_vectors=False):
             yield [points.read_name(record) for record in page]
@@ -169,6 +170,30 @@ class VectorIndex:
         """Set `kv_ready` on these points; a point that was deleted meanwhile stays deleted."""
         for start in range(0, len(ids), _PAGE):
             self._mark([str(point) for point in ids[start : start + _PAGE]], ready)
+
+    def mark_fusion(self, point: uuid.UUID, fusion: Fusion | None, *, was: Fusion | None = None) -> None:
+        """Set what a point says of its fused artifact; a point that was deleted meanwhile stays deleted.
+
+        Args:
+            was: only while the point names this one's artifact.
+        """
+        self._connection.call(
+            "set_payload",
+            collection_name=self.collection,
+            payload=points.fusion_payload(fusion),
+            points=models.FilterSelector(filter=points.naming(point, was.kv_key if was else None)),
+            wait=True,
+        )
+
+    def fused_with(self, document: DocumentKey) -> list[IndexedChunk]:
+        """Chunks, of any document and version, whose fused artifact was made with a chunk of `document`."""
+        pages = self._pages(points.with_neighbour(document), with_payload=True, with_vectors=False)
+        found = [points.read_chunk(record) for page in pages for record in page]
+        return [
+            indexed
+            for indexed in found
+            if indexed.fusion and any(one.document == document for one in indexed.fusion.neighbours)
+        ]
 
     def search(
         self, tenant: str, vector: npt.NDArray[np.float32], k: int, *, exclude: Sequence[uuid.UUID] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from schemas import kv_artifact
 from schemas.errors import ArtifactMiss, MissReason
 from schemas.ids import DocumentKey, artifact_key, token_digest
+from schemas.kv_artifact import NeighbourName, check, decode, encode
 from stores.fakes import fake_artifact, fake_fingerprint
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -152,3 +154,36 @@ def test_not_finite_is_an_exponent_of_all_ones_in_any_place(dtype):
             rows = np.frombuffer(artifact.v, unsigned).copy()
             rows[place] = pattern
             assert kv_artifact.is_finite(replace(artifact, v=rows.tobytes())) is finite
+
+
+def test_a_fused_artifact_names_its_neighbours_and_others_have_no_such_field():
+    """Files of before must have the bytes that they had; a fused one says whose influence it holds."""
+    _, plain = fake_artifact(DOC, [1, 2, 3])
+    assert b"neighbours" not in encode(plain)
+    names = (NeighbourName(tenant="t", doc_id="n", kv_key="k1"), NeighbourName(tenant="t", doc_id="m", kv_key="k2"))
+    fused = replace(plain, header=plain.header.model_copy(update={"neighbours": names}))
+    read = decode(encode(fused))
+    assert read.header.neighbours == names
+    asked = {"generation": "fake", "fingerprint": plain.header.fingerprint.digest}
+    asked |= {"token_sha256": plain.header.token_sha256}
+    check(read, **asked, neighbours=["k1", "k2"])
+    for others in ([], ["k2", "k1"], ["k1"]):
+        with pytest.raises(ArtifactMiss, match="fused with 2 chunks"):
+            check(read, **asked, neighbours=others)
+    with pytest.raises(ArtifactMiss, match="fused with 0 chunks"):
+        check(plain, **asked, neighbours=["k1"])
+
+
+@pytest.mark.parametrize("value", ['"x"', "[1]", '[{"tenant": "t"}]', "{}", "null", '[{"a": 1, "a": 1}]'])
+def test_neighbours_that_are_none_are_refused(value):
+    """A header is not trusted because its file is ours."""
+    _, plain = fake_artifact(DOC, [1, 2, 3])
+    names = (NeighbourName(tenant="t", doc_id="n", kv_key="k1"),)
+    data = encode(replace(plain, header=plain.header.model_copy(update={"neighbours": names})))
+    nbytes = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + nbytes])
+    header["__metadata__"]["neighbours"] = value
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with pytest.raises(ArtifactMiss, match="unreadable header"):
+        decode(len(text).to_bytes(8, "little") + text + data[8 + nbytes :])
