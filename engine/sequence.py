@@ -17,7 +17,7 @@ import torch
 
 from kernels import attend, position_mask
 
-_SHARE = 0.25  # of the memory of the pass's own rows that the ordered rows may take
+_SHARE = 0.22  # of the memory of the pass's own rows that the ordered rows may take
 _MIN_QUERIES = 64  # with fewer, the copy costs more than it saves
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # k, v [L, H, n, D]; positions, replaced [n]

@@ -13,15 +13,16 @@ docs/log.md has what was measured and which other forms were slower.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import torch
 
 QUERY_BLOCK = 128  # query rows per tile of a mask: 64 to 256 are equally fast, smaller and larger ones slower
 BLOCK_COST = 8  # what a block more costs, in query rows: aten packs the keys again for every call
+_UNPACKED_ROWS = 40  # masked tiles of so many rows take grouped heads as they are; smaller ones would be slow
 _flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -33,7 +34,7 @@ class Tile:
     q_end: int
     k_start: int
     k_end: int
-    hidden: torch.Tensor | None = None  # [q rows, keys] bool, or [1, keys] where it is the same for every row
+    hidden: Callable[[], torch.Tensor] | None = None  # makes bool [q rows, keys], or [1, keys] for all rows; not kept
     _bias: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict, repr=False)
 
     def bias(self, groups: int, dtype: torch.dtype) -> torch.Tensor | None:
@@ -44,15 +45,15 @@ class Tile:
         if self.hidden is None:
             return None
         if (groups, dtype) not in self._bias:
-            bias = torch.zeros(self.hidden.shape, dtype=dtype, device=self.hidden.device)
-            bias.masked_fill_(self.hidden, float("-inf"))
+            hidden = self.hidden()
+            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
             self._bias[groups, dtype] = bias.repeat(groups, 1) if len(bias) > 1 else bias
         return self._bias[groups, dtype]
 
     @cached_property
     def blind(self) -> torch.Tensor | None:
         """`[q rows]` bool: rows that see no key of this tile; None where every row sees one."""
-        rows = None if self.hidden is None else self.hidden.all(1)
+        rows = None if self.hidden is None else self.hidden().all(1)
         return rows if rows is not None and bool(rows.any()) else None
 
 
@@ -108,26 +109,31 @@ def _tiles(q_pos: torch.Tensor, k_pos: torch.Tensor, replaced: torch.Tensor | No
         if seen_by_all:
             tiles += _without_replaced(start, end, seen_by_all, replaced)
         if seen_by_any > seen_by_all:
-            hidden = later(rows, k_pos[seen_by_all:seen_by_any])
-            if replaced is not None:
-                hidden |= replaced[seen_by_all:seen_by_any]
-            if not bool(hidden.all()):
+            keys = slice(seen_by_all, seen_by_any)
+            hidden = partial(_hidden, rows, k_pos[keys], None if replaced is None else replaced[keys])
+            if not bool(hidden().all()):
                 tiles.append(Tile(start, end, seen_by_all, seen_by_any, hidden))
     return tiles
+
+
+def _hidden(q_pos: torch.Tensor, k_pos: torch.Tensor, replaced: torch.Tensor | None) -> torch.Tensor:
+    hidden = later(q_pos, k_pos)
+    return hidden if replaced is None else hidden.logical_or_(replaced)
 
 
 def _cuts(q_pos: torch.Tensor) -> list[int]:
     """Where blocks of query rows begin and end.
 
-    Rows of a block are computed against the keys that its last row sees. So a block ends where the next row stands so
-    far behind that taking it in would waste more than another block costs.
+    Rows of a block are computed against the keys that its last row sees. So a block ends where what this wastes would
+    become more than another block costs.
     """
-    cuts = [0]
+    cuts, wasted = [0], 0
     positions = q_pos.tolist()
     for row, (before, position) in enumerate(pairwise(positions), 1):
-        n_rows = row - cuts[-1]
-        if n_rows >= QUERY_BLOCK or n_rows * (position - before) > BLOCK_COST * before:
+        wasted += (row - cuts[-1]) * (position - before)  # in rows x keys
+        if row - cuts[-1] >= QUERY_BLOCK or wasted > BLOCK_COST * before:
             cuts.append(row)
+            wasted = 0
     return [*cuts, len(q_pos)]
 
 
@@ -140,7 +146,7 @@ def _without_replaced(q_start: int, q_end: int, n_keys: int, replaced: torch.Ten
         return []
     first, end = int(kept[0]), int(kept[-1]) + 1
     hidden = replaced[first:end][None]
-    return [Tile(q_start, q_end, first, end, hidden if bool(hidden.any()) else None)]
+    return [Tile(q_start, q_end, first, end, (lambda: hidden) if bool(hidden.any()) else None)]
 
 
 def attend(q: torch.Tensor, key_sets: Sequence[KeySet], scale: float) -> torch.Tensor:
@@ -214,7 +220,7 @@ def _merged_out(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) -> t
 def _tiles_of(mask: PositionMask | torch.Tensor | None, n_queries: int, n_keys: int) -> Sequence[Tile]:
     if isinstance(mask, PositionMask):
         return mask.tiles
-    return [Tile(0, n_queries, 0, n_keys, mask)]
+    return [Tile(0, n_queries, 0, n_keys, None if mask is None else (lambda: mask))]
 
 
 def _one_tile(
@@ -223,9 +229,16 @@ def _one_tile(
     """`out [Hq, rows, D]` and `lse [Hq, rows]` of one tile."""
     n_query_heads, n_heads, n_rows = q.shape[0], k.shape[0], tile.q_end - tile.q_start
     groups = n_query_heads // n_heads
-    packed = q[:, tile.q_start : tile.q_end].reshape(n_heads, groups * n_rows, -1)
+    rows = q[:, tile.q_start : tile.q_end]
+    packed = rows.reshape(n_heads, groups * n_rows, -1)
     keys, values = k[:, tile.k_start : tile.k_end], v[:, tile.k_start : tile.k_end]
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" and n_rows >= _UNPACKED_ROWS and tile.hidden is not None:
+        # one mask for all heads instead of G copies of it: masks are what a repair pass needs memory for
+        bias = tile.bias(1, q.dtype)
+        assert bias is not None
+        out, lse = _flash_cpu(rows[None], keys[None], values[None], 0.0, False, attn_mask=bias[None, None], scale=scale)
+        out, lse = out[0], lse[0]
+    elif q.device.type == "cpu":
         bias = tile.bias(groups, q.dtype)
         mask = None if bias is None else bias[None, None]
         out, lse = _flash_cpu(packed[None], keys[None], values[None], 0.0, False, attn_mask=mask, scale=scale)

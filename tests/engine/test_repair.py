@@ -17,7 +17,7 @@ from engine.decode import SamplingParams
 from engine.model import Model
 from engine.plan import Plan, PlannedChunk, plan_prompt
 from engine.repair import TokenCounts, check_repair, count_tokens
-from engine.rows import Base
+from engine.rows import Base, Part
 from engine.sequence import OrderedRows
 from tests.engine.conftest import REUSABLE, random_ids, template_of, tiny_model
 from tests.engine.test_stitched_equals_masked_prefill import (
@@ -211,16 +211,33 @@ def test_requests_with_other_repairs_share_one_base(llama: Model) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, base.rows, strict=True))
 
 
-def test_memory_over_the_base_is_the_kv_of_the_repaired_rows(llama: Model) -> None:
-    """Every tensor that is alive during the pass counts: private rows, masks, activations."""
-    plan = plan_of(llama, (600, 600, 600, 600), n_question=20)
-    base, repair = stitched(llama, plan), scattered(plan, 0.15)
-    rows, positions = llama._open(plan, base, 0, repair)
-    own = rows._views[1].part
-    kv = 2 * own.k.element_size() * own.k[:, :, 0].numel() * len(positions)
-    assert rows._views[0].part is base._part
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("budget", [0.05, 0.15])
+@pytest.mark.parametrize("block", [1, 16])
+def test_memory_over_the_base_is_little_more_than_the_kv_of_what_is_repaired(
+    dtype: torch.dtype, budget: float, block: int
+) -> None:
+    """Private rows, ordered rows and masks, counted in bytes, for 4,096 tokens and the shape of SmolLM2-135M."""
+    part = Part(torch.empty(30, 3, 0, 64, dtype=dtype), 4096)
+    part.n = 4096
+    part.positions = torch.arange(4096)
+    base = Base(part)
+    blocks = torch.randperm(4000 // block, generator=torch.Generator().manual_seed(2))[: round(budget * 4000 / block)]
+    repair = (blocks[:, None] * block + torch.arange(block)).flatten()
+    positions = torch.cat([repair, torch.arange(4056, 4096)]).sort().values
+    with torch.inference_mode():
+        rows = base.open(len(positions), private=True)
+        rows.begin(positions)
+        rows.attend(0, torch.zeros(9, len(positions), 64, dtype=dtype), 0.125, None)  # makes the masks
+    own, ordered = rows._views[1].part, rows._ordered
+    assert rows._views[0].part is part
+    assert ordered is not None
+    tensors = [own.k, own.v, ordered._k, ordered._v]
+    for tile in ordered._mask.tiles:
+        tensors += tile._bias.values()
+    kv = 2 * 30 * 3 * 64 * dtype.itemsize * len(positions)
     assert own.k.nbytes + own.v.nbytes == kv
-    assert len(positions) == len(repair) + len(plan.open_positions)
+    assert sum(tensor.nbytes for tensor in tensors) < 1.3 * kv
 
 
 def test_positions_that_cannot_be_repaired_are_refused(llama: Model) -> None:
