@@ -13,7 +13,7 @@ from ingest.planning import parse
 from ingest.prefill import parse_record
 from schemas.events import VERSION_HEADER, EventBody
 from schemas.ids import DocumentKey
-from schemas.settings import IngestSettings, KafkaSettings, QdrantSettings, Settings
+from schemas.settings import IngestSettings, KafkaSettings, PrefillSettings, QdrantSettings, Settings
 from stores.blobs import open_blobs
 from stores.clock import MovableClock, SystemClock
 from stores.kv_store import KvStore
@@ -31,17 +31,20 @@ def document(doc_id="d", tenant="default"):
 class World:
     """Everything outside the pipelines; `index()` and `prefill()` do what one run of each does."""
 
-    def __init__(self):
+    def __init__(self, neighbours=0, max_changes_per_day=4):
+        """With `neighbours`, chunks are fused with so many."""
         number = next(_worlds)
         self.settings = Settings(
             kafka=KafkaSettings(bootstrap="nowhere:1"),
             ingest=IngestSettings(batch_documents=8, batch_tokens=64, max_attempts=3, backoff_s=0.01),
+            prefill=PrefillSettings(max_changes_per_day=max_changes_per_day),
         )
         self.kafka = self.settings.kafka
         self.clock = MovableClock()
         self.topics = MemoryTopics(clock=self.clock)
         self.publisher = self.topics.publisher()
-        generation = fake_generation()
+        fused = {"prefill_variant": "fused", "neighbours": neighbours} if neighbours else {}
+        generation = fake_generation(**fused)
         self.qdrant = open_index(QdrantSettings(), f":memory:{number}", generation.name, DIM)
         self.qdrant.ensure()
         self.kv = KvStore(open_blobs(f"memory://world-{number}", {}), generation.name)
@@ -50,7 +53,9 @@ class World:
         shared |= {"publisher": self.publisher, "clock": self.clock}
         chunker = Chunker(WordTokenizer(), generation.chunk_max_tokens)
         self.index_parts = IndexParts(**shared, embedder=self.embedder, chunker=chunker)
-        self.prefill_parts = PrefillParts(**shared, model=self.model, prefix_ids=(1, 2, 3))
+        self.prefill_parts = PrefillParts(
+            **shared, model=self.model, prefix_ids=(1, 2, 3), read_rows=lambda artifact: artifact
+        )
 
     def connect(self, kafka):
         """Use a real broker instead of topics in memory."""
@@ -131,7 +136,7 @@ class World:
             points = self.qdrant.chunks(head.document)
             assert len(points) == head.n_chunks
             assert all(point.chunk.version == head.version and point.kv_ready for point in points)
-            assert set(self.kv.keys(head.document)) == {point.kv_key for point in points}
+            assert set(self.kv.keys(head.document)) == {key for point in points for key in point.kv_keys}
 
     def close(self):
         self.qdrant.close()
