@@ -101,7 +101,7 @@ class ScriptedModel:
     repaired: list[int] = field(default_factory=list)
     calls: int = 0
 
-    def stitch(self, plan: Any, rows: Sequence[Any]) -> object:
+    def stitch(self, plan: Any, rows: Sequence[Any], *, cancelled: Any = None) -> object:
         self.stitched_rows.append(sum(row is not None for row in rows))
         return object()
 
