@@ -79,3 +79,17 @@ def add_operations(app: typer.Typer) -> None:
 
         ids = tuple(map(LetterId.of, letters or ()))
         send_again(context, Which(ids, stage, error, key, again), dry_run=dry_run)
+
+    @command(app, long_running=True)
+    def reconcile(
+        context: Context,
+        tenant: Annotated[str | None, typer.Option("--tenant", help="Only this one's documents.")] = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what does not agree.")] = False,
+        grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds that pipelines are waited for.")] = 30.0,
+        data_dir: DataDir = None,
+        bootstrap: Bootstrap = None,
+    ) -> None:
+        """Compare heads, points, KV artifacts and receipts; repair what does not agree, and report it."""
+        from cli.reconcile import reconcile
+
+        reconcile(context, tenant=tenant, dry_run=dry_run, grace_s=grace)

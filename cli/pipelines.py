@@ -15,7 +15,7 @@ from cli.running import with_broker
 from cli.start import say_identity
 from cli.stop import stop_on_signals
 from engine import resolve_generation
-from ingest import BackfillProgress, run_backfill, run_index, run_prefill
+from ingest import BackfillProgress, HealthServer, run_backfill, run_index, run_prefill
 from schemas.errors import InputError
 from schemas.settings import Settings
 from stores import ensure_topics
@@ -33,8 +33,11 @@ def prefill(context: Context) -> None:
 
 def _stream(context: Context, run: Callable[[Settings, threading.Event], None]) -> None:
     settings = with_broker(context.settings)
-    with stop_on_signals() as stop:
+    with stop_on_signals() as stop, ExitStack() as stack:
         _say_start(context, settings)
+        if settings.ingest.http_port:
+            listening = stack.enter_context(HealthServer(settings.ingest.http_host, settings.ingest.http_port))
+            context.say(f"/healthz, /readyz and /metrics at {listening.url}")
         ensure_topics(settings.kafka)
         run(settings, stop)
     context.say("stopped")

@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ingest.backfill import BackfillProgress, run_backfill
+    from ingest.http import HealthServer
+    from ingest.reconcile import Report, run_reconcile
     from ingest.run import run_index, run_prefill
 
 _HOME = {
     "BackfillProgress": "backfill",
+    "HealthServer": "http",
+    "Report": "reconcile",
     "run_backfill": "backfill",
     "run_index": "run",
     "run_prefill": "run",
+    "run_reconcile": "reconcile",
 }
 
-__all__ = ["BackfillProgress", "run_backfill", "run_index", "run_prefill"]
+__all__ = ["BackfillProgress", "HealthServer", "Report", "run_backfill", "run_index", "run_prefill", "run_reconcile"]
 
 
 def __getattr__(name: str) -> Any:

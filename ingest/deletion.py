@@ -10,6 +10,7 @@ event is read again: no failed delete is forgotten.
 from __future__ import annotations
 
 from ingest import telemetry
+from ingest.lineage import invalidate
 from ingest.parts import IndexParts, Stores
 from ingest.sinks import retire
 from ingest.work import Batch, IndexWork
@@ -46,6 +47,17 @@ def erase(parts: Stores, head: Head) -> None:
     _note(parts, document, version, asked_ms, Stage.INDEX, were, left)
 
 
+def count_again(parts: Stores, record: CommitRecord) -> None:
+    """Note INDEX's part of a deletion whose document has moved on, where a crash had kept it from being noted."""
+    document, version = record.document, record.version
+    noted = parts.retry(lambda: parts.receipts.parts(document, version, parts.generation.name), "reading a receipt")
+    if Stage.INDEX not in noted:
+        retire(parts, document)
+        found = noted[Stage.FOUND].found if Stage.FOUND in noted else {}
+        left = _leftovers(parts, document, version)
+        _note(parts, document, version, record.event_ms, Stage.INDEX, found, left)
+
+
 def confirm(parts: Stores, record: CommitRecord) -> Receipt:
     """PREFILL has passed the tombstone: erase what it put since, recount, and close the receipt where nothing is left.
 
@@ -57,6 +69,7 @@ def confirm(parts: Stores, record: CommitRecord) -> Receipt:
     found = _leftovers(parts, document, version)
     if any(found.values()) or done is None:
         retire(parts, document)
+        invalidate(parts, document, version, frozenset())
     if done is not None:  # once more, for its parts: a crash may have come between the receipt and their removal
         return parts.retry(lambda: parts.receipts.complete(done), "writing a receipt")
     left = _leftovers(parts, document, version)

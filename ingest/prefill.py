@@ -47,11 +47,9 @@ def _plan_one(parts: PrefillParts, work: PrefillWork, head: Head | None) -> Pref
     if head is None or record.generation != parts.generation.name or head.version != record.version:
         # A newer head has a record of its own behind this one. Of another generation, or without a head: not ours.
         if head is not None and record.generation == parts.generation.name and record.state is DocumentState.DELETED:
-            invalidate(parts, record.document, record.version, frozenset())
             deletion.confirm(parts, record)  # the document came back; what was deleted before is to be accounted for
         return replace(work, outcome=Outcome.SUPERSEDED)
     if not head.live:
-        invalidate(parts, record.document, record.version, frozenset())
         deletion.confirm(parts, record)
         return replace(work, outcome=Outcome.CONFIRMED)
     points = tuple(

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import TypeVar
 
+from ingest import telemetry
 from schemas.errors import StoreError
 from schemas.settings import IngestSettings
 from stores.clock import Clock
@@ -53,6 +54,7 @@ def store_retry(
             if attempt >= ingest.max_attempts:
                 raise type(error)(f"{what} failed {attempt} times, giving up: {error}") from error
             pause_s = backoff_s(attempt, ingest.backoff_s, rng)
+            telemetry.RETRIES.labels(what).inc()
             log.warning("%s failed (attempt %d, next in %.1f s): %s", what, attempt, pause_s, error)
         clock.sleep(pause_s)
         attempt += 1

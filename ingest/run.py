@@ -7,7 +7,6 @@ reading. Measured: 0.9 ms (embedded broker) and 2.6 ms (Apache Kafka on the same
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from ingest import telemetry
+from ingest import health
 from ingest.connect import ConnectIndex, ConnectPrefill, connected
 from ingest.handles import Handle, held
 from ingest.parts import Connect, IndexParts, PrefillParts
@@ -25,7 +24,6 @@ from ingest.pipeline import IndexDocuments, PrefillDocuments
 from ingest.retry import store_retry
 from ingest.source import Feed, ReadMessages
 from ingest.supervisor import Progress, run_rounds
-from schemas.errors import StoreError
 from schemas.settings import Settings
 from stores.clock import SystemClock
 from stores.topics import ensure_topics
@@ -81,10 +79,11 @@ def _run(
     ingest, group, clock = settings.ingest, f"{settings.kafka.group}.{name}", SystemClock()
     feed = Feed(settings.kafka, topic, group, stop, poll_s=ingest.poll_s)
     with ExitStack() as stack:
+        stack.enter_context(health.starting(name))
         store_retry(lambda: ensure_topics(settings.kafka), "setting up topics", ingest, clock)
         stack.enter_context(connected(connect))
         store_retry(lambda: stack.enter_context(feed), f"opening topic {topic}", ingest, clock)
-        stack.enter_context(_lag_of(feed))
+        stack.enter_context(health.watched(name, feed))
         progress = stack.enter_context(held(Progress()))
         log.info("%s: reading %s as group %s; runner: %s", name, topic, group, RUNNER)
 
@@ -101,23 +100,3 @@ def run_pipeline(build: Callable[[beam.Pipeline], Any]) -> None:
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
     build(pipeline)
     pipeline.run().wait_until_finish()
-
-
-class _lag_of:  # noqa: N801 - reads as a context
-    """Export the feed's lag while the block runs."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-
-    def __enter__(self) -> None:
-        telemetry.LAG.labels(self._feed.topic).set_function(self._lag)
-
-    def __exit__(self, *_: object) -> None:
-        telemetry.LAG.remove(self._feed.topic)
-
-    def _lag(self) -> float:
-        try:
-            lag = self._feed.health().lag
-        except StoreError:  # no answer is no reason to fail the whole page of metrics
-            lag = None
-        return math.nan if lag is None else float(lag)

@@ -50,6 +50,8 @@ class FeedHealth:
 
     `uncommitted` counts offsets whose effects are done and whose commit the broker has not confirmed; it and
     `contact_age_s` grow while the broker is away, which reading itself never reports. `lag` is in offsets.
+    `caught_up` says that everything which was in the topic when it was opened is done and committed; once true it
+    stays true.
     """
 
     topic: str
@@ -61,6 +63,7 @@ class FeedHealth:
     lag: int | None
     messages: int
     bundles: int
+    caught_up: bool
 
 
 class Feed:
@@ -100,6 +103,8 @@ class Feed:
         self._committed: dict[int, int] = {}  # the broker confirmed these
         self._marks = itertools.count(1)
         self._last_mark = 0
+        self._ends_at_start: dict[int, int] = {}
+        self._caught_up = False
         self._last_try_ms = 0
         self._last_record_ms: int | None = None
         self._last_commit_ms: int | None = None
@@ -161,6 +166,9 @@ class Feed:
             if self._clock.now_ms() - self._last_try_ms >= COMMIT_RETRY_MS:
                 self._commit()
             messages = self._open.poll(self.max_records, timeout_s)
+            for partition, end in self._open.highwater().items():
+                if end is not None:
+                    self._ends_at_start.setdefault(partition, end)
             if messages:
                 self._last_record_ms = self._clock.now_ms()
                 self._messages += len(messages)
@@ -185,6 +193,9 @@ class Feed:
         """A snapshot for metrics and readiness; never waits for the broker."""
         reader, now_ms = self._reader, self._clock.now_ms()
         durable, committed = dict(self._durable), dict(self._committed)
+        ends = dict(self._ends_at_start)
+        if reader is not None and len(ends) == len(reader.partitions):
+            self._caught_up = self._caught_up or all(committed.get(p, 0) >= end for p, end in ends.items())
         return FeedHealth(
             topic=self.topic,
             group=self.group,
@@ -195,6 +206,7 @@ class Feed:
             lag=reader.lag() if reader else None,
             messages=self._messages,
             bundles=self._bundles,
+            caught_up=self._caught_up,
         )
 
     @property

@@ -36,12 +36,32 @@ RETRIES = Counter("kvquilt_retries", "Calls of outside systems that failed and w
 LAST_BUNDLE = Gauge("kvquilt_last_bundle_timestamp_seconds", "When a pipeline last finished a bundle", ["pipeline"])
 
 
-_last_batch_s = time.monotonic()
+PIPELINES = {  # label values, so that each series is there, at zero, from the start
+    "index": ("superseded", "repeated", "committed", "dead"),
+    "prefill": ("superseded", "confirmed", "dead"),
+}
+for _pipeline, _outcomes in PIPELINES.items():
+    for _outcome in _outcomes:
+        EVENTS.labels(_pipeline, _outcome)
+for _stage in ("parse", "plan", "embed", "prefill"):
+    DEAD_LETTERS.labels(_stage)
+for _kind in ("text", "kv"):
+    FRESHNESS_SECONDS.labels(_kind)
+for _kind in ("points", "artifacts"):
+    RETIRED.labels(_kind)
+for _state in ("pending", "complete"):
+    DELETIONS.labels(_state)
+
+
+class _Activity:
+    """When a step last finished a batch."""
+
+    at_s = time.monotonic()
 
 
 def idle_s() -> float:
     """Seconds since any step finished a batch, or since the process began."""
-    return time.monotonic() - _last_batch_s
+    return time.monotonic() - _Activity.at_s
 
 
 @contextmanager
@@ -52,6 +72,7 @@ def stage_seconds(stage: str) -> Iterator[None]:
         yield
     finally:
         STAGE_SECONDS.labels(stage).observe(time.perf_counter() - start)
+        _Activity.at_s = time.monotonic()
 
 
 def freshness(kind: str, event_ms: int, now_ms: int) -> None:

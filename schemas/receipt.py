@@ -37,6 +37,7 @@ class Place(StrEnum):
 
     POINTS = "vectors/index"
     OBJECTS = "kv/object"
+    FUSED = "kv/fused"  # artifacts of other documents' chunks that were made with a chunk of this one
 
 
 Counts = dict[Place, int]

@@ -187,6 +187,8 @@ class IngestSettings(_Section):
     round_s: float = Field(default=300.0, gt=0)
     max_attempts: int = Field(default=6, ge=1)
     backoff_s: float = Field(default=0.5, gt=0)
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(default=0, ge=0, le=65535)  # /healthz, /readyz, /metrics of `ingest index|prefill`; 0: none
 
 
 class PrefillSettings(_Section):

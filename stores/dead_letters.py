@@ -125,6 +125,13 @@ def in_its_place(message: Message) -> Message:
     return replace(message, timestamp_ms=int(timestamp), offset=int(offset))
 
 
+def placed_headers(message: Message) -> tuple[tuple[str, bytes | None], ...]:
+    """The headers with which a message of the documents topic is published once more, in its place."""
+    if message.timestamp_ms < 0 or any(name.startswith(REPLAY_HEADERS) for name, _ in message.headers):
+        return message.headers
+    return (*message.headers, *_first_place(message.timestamp_ms, message.offset))
+
+
 def _replay(publisher: Publisher, kafka: KafkaSettings, letter: DeadLetter) -> Message:
     if letter.omitted:
         raise InputError(
@@ -150,8 +157,14 @@ def _place(letter: DeadLetter) -> tuple[tuple[str, bytes | None], ...]:
     kept = tuple(header for header in letter.headers if header[0].startswith(REPLAY_HEADERS))
     if kept or letter.timestamp_ms < 0:
         return kept
-    place = {"timestamp": letter.timestamp_ms, "offset": letter.offset}
-    return tuple((REPLAY_HEADERS + name, str(value).encode()) for name, value in place.items())
+    return _first_place(letter.timestamp_ms, letter.offset)
+
+
+def _first_place(timestamp_ms: int, offset: int) -> tuple[tuple[str, bytes | None], ...]:
+    return (
+        (REPLAY_HEADERS + "timestamp", str(timestamp_ms).encode()),
+        (REPLAY_HEADERS + "offset", str(offset).encode()),
+    )
 
 
 def _without_replay(headers: tuple[tuple[str, bytes | None], ...]) -> Iterator[tuple[str, bytes | None]]:

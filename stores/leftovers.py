@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from schemas.chunk import IndexedChunk
 from schemas.head import Head
 from schemas.ids import DocumentKey
 from schemas.receipt import Counts, Place
@@ -38,4 +39,15 @@ def leftovers(index: VectorIndex, kv: KvStore, document: DocumentKey, version: i
     # of a live document what a writer has staged can be a put that is under way
     staged = kv.staged(document) if head is None or not head.live else 0
     unnamed = [key for key in listed if named is None or key not in named]
-    return {Place.POINTS: len(points), Place.OBJECTS: len(unnamed) + staged}
+    return {
+        Place.POINTS: len(points),
+        Place.OBJECTS: len(unnamed) + staged,
+        Place.FUSED: sum(_made_with(point, document, version) for point in index.fused_with(document)),
+    }
+
+
+def _made_with(point: IndexedChunk, document: DocumentKey, version: int) -> bool:
+    """Whether another document's chunk has a fused artifact that holds a version of `document` up to `version`."""
+    neighbours = point.fusion.neighbours if point.fusion is not None else ()
+    used = any(one.document == document and one.version <= version for one in neighbours)
+    return used and point.chunk.document != document

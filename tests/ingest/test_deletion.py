@@ -49,7 +49,7 @@ def test_vec_09_a_deletion_gives_a_receipt_with_counts_per_store(world):
     world.prefill()
     got = receipt(world, 2)
     assert got.state is ReceiptState.COMPLETE
-    assert counts(got) == {Place.POINTS: (12, 12, 0), Place.OBJECTS: (12, 12, 0)}
+    assert counts(got) == {Place.POINTS: (12, 12, 0), Place.OBJECTS: (12, 12, 0), Place.FUSED: (0, 0, 0)}
     assert (got.asked_ms, got.invisible_ms, got.complete_ms) == (asked_ms, asked_ms + 1000, asked_ms + 2000)
     assert got.missing == ()
     assert world.state() == {document(): (2, "deleted", [], [])}
@@ -77,7 +77,7 @@ def test_a_document_that_never_was_is_deleted_with_zero_everywhere(world):
     world.change(None, 1)
     world.index()
     world.prefill()
-    assert counts(receipt(world, 1)) == {Place.POINTS: (0, 0, 0), Place.OBJECTS: (0, 0, 0)}
+    assert counts(receipt(world, 1)) == {Place.POINTS: (0, 0, 0), Place.OBJECTS: (0, 0, 0), Place.FUSED: (0, 0, 0)}
     assert receipt(world, 1).state is ReceiptState.COMPLETE
 
 
@@ -119,11 +119,11 @@ def test_what_a_store_keeps_although_it_was_told_to_delete_leaves_the_receipt_pe
     pending = deletion.close(world.index_parts, document(), 2, left, prefill_passed=False)
     assert pending.state is ReceiptState.PENDING
     assert pending.missing == ("12 left in kv/object",)
-    assert counts(pending) == {Place.POINTS: (12, 12, 0), Place.OBJECTS: (12, 0, 12)}
+    assert counts(pending) == {Place.POINTS: (12, 12, 0), Place.OBJECTS: (12, 0, 12), Place.FUSED: (0, 0, 0)}
 
     world.index(repeat=True)
     world.prefill()
-    assert counts(receipt(world, 2)) == {Place.POINTS: (12, 12, 0), Place.OBJECTS: (12, 12, 0)}
+    assert counts(receipt(world, 2)) == {Place.POINTS: (12, 12, 0), Place.OBJECTS: (12, 12, 0), Place.FUSED: (0, 0, 0)}
 
 
 def test_a_delete_that_fails_is_tried_again_and_then_stops_the_pipeline(world):
@@ -136,7 +136,7 @@ def test_a_delete_that_fails_is_tried_again_and_then_stops_the_pipeline(world):
     assert receipt(world, 2) is None
     world.index()
     world.prefill()
-    assert counts(receipt(world, 2)) == {Place.POINTS: (12, 12, 0), Place.OBJECTS: (12, 12, 0)}
+    assert counts(receipt(world, 2)) == {Place.POINTS: (12, 12, 0), Place.OBJECTS: (12, 12, 0), Place.FUSED: (0, 0, 0)}
 
 
 def test_a_document_that_came_back_keeps_its_content_and_the_receipt_is_closed(world):
@@ -201,7 +201,7 @@ def test_kv_03_after_a_crash_anywhere_the_receipt_still_counts_everything(world,
         getattr(world, pipeline)(parts)
     world.index()
     world.prefill()
-    assert counts(receipt(world, 2)) == {Place.POINTS: (12, 12, 0), Place.OBJECTS: (12, 12, 0)}
+    assert counts(receipt(world, 2)) == {Place.POINTS: (12, 12, 0), Place.OBJECTS: (12, 12, 0), Place.FUSED: (0, 0, 0)}
     assert [name.stage for name in receipts(world).of(document())] == [None]
 
 
@@ -230,3 +230,24 @@ def test_a_record_of_another_generation_closes_no_receipt(world):
     world.topics.reader(world.kafka.commits_topic, "pipeline").commit({0: message.offset})
     world.prefill()
     assert receipt(world, 2) is None
+
+
+def test_artifacts_of_other_documents_that_were_fused_with_it_go_and_are_counted():
+    """They were computed behind its text: who deletes the document and keeps them has not deleted it."""
+    world = World(neighbours=3)
+    for name in ("d", "e", "f"):
+        text = [f"Paragraph {n} of {name} says that the thing called {n * 7919} has number {n}." for n in range(3)]
+        world.change("\n\n".join(text), 1, doc_id=name)
+    world.index()
+    world.prefill()
+    others = [point for point in world.qdrant.fused_with(document()) if point.chunk.document != document()]
+    assert others
+    world.change(None, 2)
+    world.index()
+    assert noted(world, 2)[Stage.INDEX].left[Place.FUSED] == len(others), "it is PREFILL that deletes them"
+    world.prefill()
+    assert counts(receipt(world, 2))[Place.FUSED] == (len(others), len(others), 0)
+    assert world.qdrant.fused_with(document()) == []
+    for point in others:
+        assert point.fusion.kv_key not in world.kv.keys(point.chunk.document)
+    world.close()

@@ -216,6 +216,7 @@ def test_vec_09_a_receipt_is_pending_until_everything_is_gone_and_counts_what_is
     assert got["counts"] == [
         {"place": "vectors/index", "found": 2, "deleted": 0, "left": 2},
         {"place": "kv/object", "found": 2, "deleted": 0, "left": 2},
+        {"place": "kv/fused", "found": 0, "deleted": 0, "left": 0},
     ]
     assert got["missing"] == [
         "the index pipeline has not deleted and recounted yet",
