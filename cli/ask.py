@@ -74,7 +74,7 @@ def report_lines(answer: AnswerResponse) -> str:
     )
     lines.append(f"first token after {timing.ttft_s * 1000:.0f} ms ({parts})")
     if answer.fallback:
-        lines.append("computed fresh: " + ", ".join(f"{count} {reason}" for reason, count in answer.fallback.items()))
+        lines.append("not as planned: " + ", ".join(f"{count} {reason}" for reason, count in answer.fallback.items()))
     if answer.note:
         lines.append(answer.note)
     return "\n".join(lines)

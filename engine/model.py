@@ -126,6 +126,7 @@ class Model:
         *,
         room: int = 256,
         cancelled: Callable[[], bool] = lambda: False,
+        fronts: Sequence[Sequence[int]] | None = None,
     ) -> Base:
         """The base of a request: prefix and chunks, rotated to their positions.
 
@@ -135,6 +136,7 @@ class Model:
                 they would have been stored, so that the answer is the same.
             room: slots for what the request itself computes; more is found when it is needed.
             cancelled: asked before every pass over fresh chunks.
+            fronts: for each chunk the ids that it is computed behind where it is fresh; without them the prefix.
 
         Returns:
             A base that any number of `generate` calls may use, also at the same time.
@@ -150,10 +152,13 @@ class Model:
         missing = [number for number, chunk in enumerate(rows) if chunk is None]
         filled = list(rows)
         with self._turns.answering():
-            ids = [plan.token_ids[plan.chunks[n].start : plan.chunks[n].end] for n in missing]
-            computed = self._prefill(plan.prefix_ids, ids, _STITCH_TOKENS, background=False, cancelled=cancelled)
-            for number, chunk in zip(missing, computed, strict=True):
-                filled[number] = chunk
+            behind = {n: plan.prefix_ids if fronts is None else tuple(fronts[n]) for n in missing}
+            for front in dict.fromkeys(behind.values()):
+                numbers = [n for n in missing if behind[n] == front]
+                ids = [plan.token_ids[plan.chunks[n].start : plan.chunks[n].end] for n in numbers]
+                computed = self._prefill(front, ids, _STITCH_TOKENS, background=False, cancelled=cancelled)
+                for number, chunk in zip(numbers, computed, strict=True):
+                    filled[number] = chunk
             prefix = self._prefix(plan.prefix_ids)
         whole = [chunk for chunk in filled if chunk is not None]
         return stitch(plan, prefix, whole, self._tables, room + len(plan.open_positions))

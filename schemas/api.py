@@ -107,7 +107,7 @@ class AnswerResponse(_Body):
     budget: float  # share of chunk tokens that it may have repaired; 0 for none, 1 for full
     citations: list[Citation]
     usage: Usage
-    fallback: dict[str, int]  # reason -> chunks that were computed fresh for it
+    fallback: dict[str, int]  # reason -> chunks that were computed fresh, or served from pass 1, for it
     timing: Timing
     note: str | None = None  # one sentence where the mode differs from the one asked for
 

@@ -78,6 +78,7 @@ class MissReason(StrEnum):
     CHECKSUM = "checksum"
     TIMEOUT = "timeout"
     STORE = "store"
+    NEIGHBOUR = "neighbour"  # a fused one: a chunk that it was made with is not visible; rows of pass 1 serve
 
 
 class ArtifactMiss(KvquiltError):  # noqa: N818 - a miss is an outcome, not a fault

@@ -17,10 +17,11 @@ import torch
 from engine import KvRows, Plan, SamplingParams, Step
 from engine.repair import TokenCounts, count_tokens
 from schemas.api import AnswerRequest, AnswerResponse, CacheMode, Citation, Timing, Usage
+from schemas.certificate import Certificate
 from schemas.errors import Cancelled, RequestError
 from schemas.kv_artifact import KvArtifact
 from schemas.settings import Settings
-from serve import blend, prompt, threads
+from serve import blend, forms, prompt, threads
 from serve.admission import Admission
 from serve.blend import Choice
 from serve.loading import KvLoader, Loaded
@@ -199,7 +200,7 @@ class Answerer:
             async for step in steps:
                 if draft.n_steps == 0:
                     draft.seconds["ttft"] = time.perf_counter() - asked.received_s
-                    self._telemetry.first_token(mode, draft.timing())
+                    self._telemetry.first_token(draft.mode, draft.timing())
                 draft.n_steps += 1
                 draft.text += step.text
                 draft.finish_reason = step.finish_reason or draft.finish_reason
@@ -217,14 +218,28 @@ class Answerer:
             if certificate is None:
                 draft.exact(reason)
                 return
-            max_kl, variant = self._settings.quality.max_kl, self._parts.variant.name
-            choice = blend.choose(certificate, max_kl, variant, body.policy, body.budget)
+            choices = self._choices(certificate, body)
+            if all(isinstance(choice, str) for choice in choices.values()):
+                draft.exact(str(choices[self._parts.variant.name]))
+                return
+        if draft.mode is CacheMode.EXACT or not kept:
+            return
+        variant = self._parts.variant
+        places = enumerate(kept)
+        chunks = [forms.wanted(one.indexed, place, variant, one.neighbours_visible) for place, one in places]
+        draft.loaded = await self._loader.load(chunks)
+        if draft.mode is CacheMode.BLEND:
+            choice = choices[forms.served_variant(variant, draft.loaded.fused)]
             if isinstance(choice, str):
                 draft.exact(choice)
-                return
-            draft.choice = choice
-        if draft.mode is not CacheMode.EXACT and kept:
-            draft.loaded = await self._loader.load([chunk.indexed for chunk in kept])
+            else:
+                draft.choice = choice
+
+    def _choices(self, certificate: Certificate, body: AnswerRequest) -> dict[str, Choice | str]:
+        """What the certificate allows for the variant, and for that of its pass 1."""
+        variant, max_kl = self._parts.variant, self._settings.quality.max_kl
+        names = (variant.name, variant.pass1) if variant.fused else (variant.name,)
+        return {name: blend.choose(certificate, max_kl, name, body.policy, body.budget) for name in names}
 
     def _sampling(self, body: AnswerRequest) -> SamplingParams:
         window = self._parts.model.max_tokens
@@ -267,7 +282,8 @@ class Answerer:
         stitched = None
         if draft.mode is not CacheMode.EXACT:  # without a single artifact too: a fresh chunk sees what a cached one saw
             try:
-                stitched = model.stitch(plan, [_rows(artifact) for artifact in artifacts], cancelled=cancelled)
+                rows = [_rows(artifact) for artifact in artifacts]
+                stitched = model.stitch(plan, rows, cancelled=cancelled, fronts=self._fronts(len(rows)))
             except Cancelled:
                 return
         draft.seconds["stitch"] = time.perf_counter() - start_s
@@ -285,6 +301,13 @@ class Answerer:
         for step in model.generate(plan, stitched, sampling, cancelled, repair=draft.repair):
             draft.seconds.setdefault(first, time.perf_counter() - start_s)
             yield step
+
+    def _fronts(self, n_chunks: int) -> list[tuple[int, ...]] | None:
+        """What a fresh chunk is computed behind at each place, as its artifact was; None: the prefix at all."""
+        front, prefix = self._parts.front_ids, self._parts.template.prefix_ids
+        if front is None or front == prefix:
+            return None
+        return [prefix if place == 0 and self._parts.variant.pass1_first else front for place in range(n_chunks)]
 
     def _response(self, asked: Asked, draft: _Draft, plan: Plan | None) -> AnswerResponse:
         draft.seconds.setdefault("ttft", time.perf_counter() - asked.received_s)

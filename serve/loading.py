@@ -13,6 +13,7 @@ from schemas.chunk import IndexedChunk
 from schemas.errors import ArtifactMiss, MissReason, StoreError
 from schemas.ids import DocumentKey
 from schemas.kv_artifact import KvArtifact
+from serve.forms import Form, Wanted
 from serve.telemetry import Telemetry
 from stores import KvStore
 
@@ -27,10 +28,13 @@ class Loaded:
 
     Attributes:
         artifacts: one per chunk, in their order; `None` where the chunk has to be computed fresh.
-        fallback: reason -> chunks.
+        fused: whether those are fused artifacts.
+        fallback: reason -> chunks; `neighbour`, and any reason of a chunk that has an artifact, stand for rows of pass
+            1 in place of fused ones.
     """
 
     artifacts: list[KvArtifact | None] = field(default_factory=list)
+    fused: list[bool] = field(default_factory=list)
     fallback: dict[str, int] = field(default_factory=dict)
 
 
@@ -62,26 +66,41 @@ class KvLoader:
         self._timeout_s, self._telemetry = timeout_s, telemetry
         self._flights: dict[_Name, _Flight] = {}
 
-    async def load(self, chunks: Sequence[IndexedChunk]) -> Loaded:
-        """Load what exists. Never raises for a missing, late or damaged artifact: the chunk is counted and fresh."""
+    async def load(self, chunks: Sequence[Wanted]) -> Loaded:
+        """Load what exists. Never raises for a missing, late or damaged artifact.
+
+        Its chunk is counted, and served by its next form, or fresh.
+        """
         deadline_s = time.monotonic() + self._timeout_s
-        tasks = [asyncio.ensure_future(self._one(chunk, deadline_s)) for chunk in chunks]
+        tasks = [asyncio.ensure_future(self._first_of(chunk, deadline_s)) for chunk in chunks]
         try:
             results = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        fallback = Counter(str(result) for result in results if isinstance(result, MissReason))
+        fallback = Counter(str(reason) for _, reason in results if reason is not None)
         self._telemetry.missed(fallback)
-        return Loaded([result if isinstance(result, KvArtifact) else None for result in results], dict(fallback))
+        artifacts = [artifact for artifact, _ in results]
+        fused = [artifact is not None and bool(artifact.header.neighbours) for artifact in artifacts]
+        return Loaded(artifacts, fused, dict(fallback))
 
-    async def _one(self, chunk: IndexedChunk, deadline_s: float) -> _Result:
+    async def _first_of(self, wanted: Wanted, deadline_s: float) -> tuple[KvArtifact | None, MissReason | None]:
+        """The first form that is there, and why it is not a better one."""
+        reason = wanted.passed_over
+        for form in wanted.forms:
+            result = await self._one(wanted.chunk, form, deadline_s)
+            if isinstance(result, KvArtifact):
+                return result, reason
+            reason = result
+        return None, reason
+
+    async def _one(self, chunk: IndexedChunk, form: Form, deadline_s: float) -> _Result:
         if not chunk.kv_ready:  # ingest has not confirmed it: asking the store would only cost time
             return MissReason.MISSING
-        name = (chunk.chunk.document, chunk.kv_key)
+        name = (chunk.chunk.document, form.kv_key)
         flight = self._flights.get(name)
         if flight is None:
-            flight = self._take_off(name, chunk)
+            flight = self._take_off(name, chunk, form)
         flight.waiters += 1
         try:
             # shielded: the others' wait must not end with this one's
@@ -95,20 +114,21 @@ class KvLoader:
             if flight.waiters == 0:
                 flight.result.cancel()  # of effect only where it has not started
 
-    def _take_off(self, name: _Name, chunk: IndexedChunk) -> _Flight:
-        flight = self._flights[name] = _Flight(self._pool.submit(self._fetch, chunk))
+    def _take_off(self, name: _Name, chunk: IndexedChunk, form: Form) -> _Flight:
+        flight = self._flights[name] = _Flight(self._pool.submit(self._fetch, chunk, form))
         # also for a fetch whose waiters have all left: its rows must not stay in memory
         flight.result.add_done_callback(lambda _: self._flights.pop(name, None))
         return flight
 
-    def _fetch(self, chunk: IndexedChunk) -> _Result:
+    def _fetch(self, chunk: IndexedChunk, form: Form) -> _Result:
         started_s = time.perf_counter()
         try:
             artifact = self._store.get(
                 chunk.chunk.document,
-                chunk.kv_key,
+                form.kv_key,
                 fingerprint=self._fingerprint,
                 token_sha256=chunk.chunk.token_digest,
+                neighbours=form.neighbours,
             )
         except ArtifactMiss as miss:
             return miss.reason

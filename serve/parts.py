@@ -23,6 +23,7 @@ class Parts:
         template: the prompt's fixed pieces, as token ids.
         certificates: what `blend` may do.
         variant: how the chunks are prefilled.
+        front_ids: what they were prefilled behind in pass 1; None: the prefix.
         closers: called in order by `close`.
     """
 
@@ -36,6 +37,7 @@ class Parts:
     publisher: Publisher
     certificates: Certificates
     variant: Variant = SHARED_PREFIX
+    front_ids: tuple[int, ...] | None = None
     closers: tuple[Callable[[], None], ...] = field(default=())
 
     def close(self) -> None:
@@ -72,5 +74,6 @@ def build_parts(settings: Settings) -> Parts:
         publisher=publisher,
         certificates=Certificates(covers, lambda: [*stored.all(), *packaged_certificates()]),
         variant=identity.variant,
+        front_ids=identity.front_ids,
         closers=(publisher.close, index.close),
     )

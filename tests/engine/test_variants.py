@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from engine.model import Model
+from engine.plan import PlannedChunk, plan_prompt
 from engine.rows import KvRows
 from engine.tokenizer import Tokenizer
 from engine.variants import (
@@ -160,3 +161,22 @@ def test_the_packaged_company_is_text_of_ours_of_about_a_thousand_tokens() -> No
     """It ships with the package: a missing data file would show only where the variant is first used."""
     assert 400 < len(company_text().split()) < 1200
     assert byte_tokenizer().decode(company_ids(byte_tokenizer())) == company_text()
+
+
+def test_a_fresh_chunk_is_computed_behind_the_front_it_is_told() -> None:
+    """Stored behind a company and computed behind the prefix, an answer would depend on what was stored."""
+    model = tiny_model(REUSABLE["llama"]())
+    template = template_of(model)
+    chunks = [random_ids(n, seed=40 + n) for n in (7, 9, 8)]
+    front = (*template.prefix_ids, *COMPANY)
+    plan = plan_prompt(template, random_ids(3, seed=5), [PlannedChunk(tuple(ids), False) for ids in chunks])
+    first, *others = chunks
+    stored = [*model.prefill_chunks(template.prefix_ids, [first]), *model.prefill_chunks(front, others)]
+    told = model.stitch(plan, [None, None, None], fronts=[template.prefix_ids, front, front])
+    mixed = model.stitch(plan, [None, stored[1], None], fronts=[template.prefix_ids, front, front])
+    expected = model.stitch(plan, stored)
+    for base in (told, mixed):
+        for ours, theirs in zip(base.rows, expected.rows, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=BOUND, rtol=0)
+    behind_the_prefix = model.stitch(plan, [None, None, None])
+    assert (behind_the_prefix.rows[1] - expected.rows[1]).abs().max() > 100 * BOUND

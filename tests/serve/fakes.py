@@ -97,11 +97,15 @@ class ScriptedModel:
     stopped: threading.Event = field(default_factory=threading.Event)
     fails_at: int | None = None
     stitched_rows: list[int] = field(default_factory=list)
+    fronts: list[Any] = field(default_factory=list)
     selected: list[tuple[str, float, bool]] = field(default_factory=list)
     repaired: list[int] = field(default_factory=list)
     calls: int = 0
 
-    def stitch(self, plan: Any, rows: Sequence[Any], *, cancelled: Any = None) -> object:
+    def stitch(
+        self, plan: Any, rows: Sequence[Any], *, cancelled: Callable[[], bool] = lambda: False, fronts: Any = None
+    ) -> object:
+        self.fronts.append(fronts)
         self.stitched_rows.append(sum(row is not None for row in rows))
         return object()
 
