@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.composite import composite_plan
     from engine.decode import SamplingParams, Step
     from engine.embedder import Embedder, EmbedderIdentity, embedder_identity, load_embedder
     from engine.identity import Identity, resolve_fingerprint, resolve_generation
@@ -33,6 +34,7 @@ _HOME = {
     "Source": "plan",
     "Step": "decode",
     "Tokenizer": "tokenizer",
+    "composite_plan": "composite",
     "embedder_identity": "embedder",
     "load_embedder": "embedder",
     "load_model": "model",
@@ -58,6 +60,7 @@ __all__ = [
     "Source",
     "Step",
     "Tokenizer",
+    "composite_plan",
     "embedder_identity",
     "load_embedder",
     "load_model",

@@ -55,10 +55,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class Plan:
-    """The prompt: its ids, and segments that cover `[0, n_tokens)` without gap or overlap, none empty."""
+    """The prompt: its ids, and segments that cover `[0, n_tokens)` without gap or overlap, none empty.
+
+    In a `composite` plan the chunks' keys stay where they were prefilled (`engine.composite`).
+    """
 
     token_ids: tuple[int, ...]
     segments: tuple[Segment, ...]
+    composite: bool = False
 
     @property
     def n_tokens(self) -> int:

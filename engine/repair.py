@@ -48,6 +48,8 @@ def check_repair(plan: Plan, repair: torch.Tensor | Sequence[int]) -> torch.Tens
         raise ValueError(
             f"positions to repair must be a sorted list without doubles (got shape {list(positions.shape)})"
         )
+    if plan.composite and len(positions):
+        raise ValueError("a composite plan cannot be repaired: its chunks do not stand where a full prefill has them")
     outside = positions[~in_chunks(plan, positions)]
     if len(outside):
         raise ValueError(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.composite import rotary_positions, shifted
 from engine.plan import Plan
 from engine.prefill import PrefixRows
 from engine.rows import Base, KvRows, Part
@@ -37,21 +38,23 @@ def stitch(plan: Plan, prefix: PrefixRows, rows: Sequence[KvRows], tables: RopeT
         raise ValueError(f"the plan's chunks have {lens} tokens, the rows {[chunk.n_tokens for chunk in rows]}")
     n_prefix = prefix.n_tokens
     part = Part(prefix.k, n_prefix + sum(lens) + room)
-    part.k[:, :, :n_prefix] = prefix.k
+    shift, rotary = rotary_positions(plan)
+    part.k[:, :, :n_prefix] = shifted(prefix, shift, tables, plan.n_tokens)
     part.v[:, :, :n_prefix] = prefix.v
     spans = [torch.arange(segment.start, segment.end) for segment in plan.chunks]
     positions = torch.cat([torch.arange(n_prefix), *spans])
     part.n = len(positions)
     part.positions[: part.n] = positions
     if rows:
-        start = plan.chunks[0].start
-        cos, sin = tables.tables(start, plan.chunks[-1].end, plan.n_tokens, part.k.device)
+        at = torch.cat(rotary)
+        start = int(at.min())
+        cos, sin = tables.tables(start, int(at.max()) + 1, plan.n_tokens, part.k.device)
         stitch_kv(
             [chunk.k for chunk in rows],
             [chunk.v for chunk in rows],
             part.k,
             part.v,
-            positions=positions[n_prefix:],
+            positions=at,
             slots=torch.arange(n_prefix, part.n),
             cos=cos,
             sin=sin,

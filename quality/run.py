@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from engine import Plan, PlannedChunk, plan_prompt, without_reuse
+from engine import Plan, PlannedChunk, composite_plan, plan_prompt, without_reuse
 from engine.policies import create_policy
 from engine.repair import count_tokens
 from engine.rows import Base
@@ -204,7 +204,7 @@ class _Question:
                 "before an answer; take fewer or shorter chunks"
             )
         self._reference: _Reference | None = None
-        self._stitched: tuple[Variant, Base, Seconds] | None = None
+        self._stitched: tuple[tuple[Variant, Plan], Base, Seconds] | None = None
 
     def key(self, method: Method) -> str:
         """What decides a result, in short. Company and neighbours count where the variant has them."""
@@ -230,16 +230,17 @@ class _Question:
             plan = self._planned([])
             ids, kl, first_step = self._answer(plan, None, None)
             return self._result(method, key, ids, kl, plan, 0, Seconds(first_step=first_step))
-        base, spent = self._base(method.variant)
-        begin = time.perf_counter()
         policy = create_policy(method.policy, **dict(method.options))
+        plan = composite_plan(self._plan) if policy.layout == "composite" else self._plan
+        base, spent = self._base(method.variant, plan)
+        begin = time.perf_counter()
         repair = self._subject.model.select(
-            self._plan, base, policy, method.budget, first_chunk_exact=method.variant.first_chunk_exact
+            plan, base, policy, method.budget, first_chunk_exact=method.variant.first_chunk_exact
         )
         selected = time.perf_counter() - begin
-        ids, kl, first_step = self._answer(self._plan, base, repair)
+        ids, kl, first_step = self._answer(plan, base, repair)
         seconds = Seconds(spent.load, spent.stitch, selected, first_step)
-        return self._result(method, key, ids, kl, self._plan, len(repair), seconds)
+        return self._result(method, key, ids, kl, plan, len(repair), seconds)
 
     def _planned(self, passages: Sequence[Passage]) -> Plan:
         return plan_prompt(self._subject.template, self._ids, [PlannedChunk(each.ids, True) for each in passages])
@@ -294,17 +295,17 @@ class _Question:
                 return ids
             logits.append(session.extend(ids[-1:], len(ids) - 1)[0])
 
-    def _base(self, variant: Variant) -> tuple[Base, Seconds]:
+    def _base(self, variant: Variant, plan: Plan) -> tuple[Base, Seconds]:
         """The stitched rows of a variant; the last one is kept."""
-        if self._stitched is None or self._stitched[0] != variant:
+        if self._stitched is None or self._stitched[0] != (variant, plan):
             self._stitched = None
             self._subject.prepare(self._passages, variant, self.corpus)
             begin = time.perf_counter()
             rows = self._subject.load(self._passages, variant, self.corpus)
             loaded = time.perf_counter()
-            base = self._subject.model.stitch(self._plan, rows, room=self._n + KL_TOKENS)
+            base = self._subject.model.stitch(plan, rows, room=self._n + KL_TOKENS)
             end = time.perf_counter()
-            self._stitched = variant, base, Seconds(loaded - begin, end - loaded)
+            self._stitched = (variant, plan), base, Seconds(loaded - begin, end - loaded)
         return self._stitched[1], self._stitched[2]
 
     def _result(

@@ -34,6 +34,7 @@ class CacheBlendPolicy:
     """
 
     name = "cacheblend"
+    layout = "reordered"
 
     def __init__(self, mode: str = "single_layer", of: str = "v") -> None:
         """Compare `of` = `v` or `k`.

@@ -24,6 +24,7 @@ class EpicPolicy:
     """
 
     name = "epic"
+    layout = "reordered"
 
     def __init__(self, n_head: int | None = None) -> None:
         """Repair `n_head` tokens of each chunk, or as many as the budget allows."""

@@ -19,6 +19,7 @@ class FullPolicy:
     """
 
     name = "full"
+    layout = "reordered"
 
     def select(self, context: SelectionContext, budget: float) -> torch.Tensor:
         """See `Policy.select`."""

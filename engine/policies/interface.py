@@ -15,9 +15,16 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Chooses the positions of a prompt that are repaired."""
+    """Chooses the positions of a prompt that are repaired.
+
+    Attributes:
+        name: as in the registry.
+        layout: `reordered`: chunks are rotated to where they stand in the prompt; `composite`: the prompt is to be
+            planned with `engine.composite_plan`.
+    """
 
     name: str
+    layout: str
 
     def select(self, context: SelectionContext, budget: float) -> torch.Tensor:
         """Positions to repair: int64, sorted, each a chunk token whose row is not exact already.
@@ -40,6 +47,7 @@ class ScoredPolicy(ABC):
     """Spends the budget on the tokens with the highest scores, wherever they are."""
 
     name: str
+    layout = "reordered"
 
     @abstractmethod
     def score(self, context: SelectionContext) -> torch.Tensor:

@@ -20,6 +20,7 @@ class NonePolicy:
     """
 
     name = "none"
+    layout = "reordered"
 
     def select(self, context: SelectionContext, budget: float) -> torch.Tensor:
         """See `Policy.select`."""

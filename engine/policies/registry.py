@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.policies.cacheblend import CacheBlendPolicy
 from engine.policies.closure import ClosurePolicy
+from engine.policies.composite import CompositePolicy
 from engine.policies.epic import EpicPolicy
 from engine.policies.full import FullPolicy
 from engine.policies.fusionrag import FusionRagPolicy
@@ -19,6 +20,7 @@ from schemas.errors import InputError
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "none": NonePolicy,
+    "composite": CompositePolicy,
     "epic": EpicPolicy,
     "cacheblend": CacheBlendPolicy,
     "fusionrag": FusionRagPolicy,

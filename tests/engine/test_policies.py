@@ -233,7 +233,8 @@ def test_a_pass_that_has_enough_leaves_the_model_usable(llama: Model) -> None:
     base = stitched(llama, plan)
     before = llama.logits(plan, base)
     for name in POLICIES:
-        llama.select(plan, base, create_policy(name), 0.2)
+        if name != "composite":
+            llama.select(plan, base, create_policy(name), 0.2)
     assert torch.equal(llama.logits(plan, base), before)
     assert issubclass(Enough, Exception)
 
@@ -241,13 +242,13 @@ def test_a_pass_that_has_enough_leaves_the_model_usable(llama: Model) -> None:
 def test_unknown_policies_options_budgets_and_layers_are_refused(llama: Model) -> None:
     plan = plan_of(llama, LENS, N_QUESTION)
     base = stitched(llama, plan)
-    with pytest.raises(InputError, match="no selection policy 'best'; known are none, epic, cacheblend"):
+    with pytest.raises(InputError, match="no selection policy 'best'; known are none, composite, epic, cacheblend"):
         create_policy("best")
     with pytest.raises(InputError, match=r"selection policy epic cannot be made with \{'size': 3\}"):
         create_policy("epic", size=3)
     with pytest.raises(InputError, match="cacheblend has modes"):
         create_policy("cacheblend", mode="fast")
-    for name in POLICIES:
+    for name in POLICIES.keys() - {"composite"}:
         for budget in (-0.1, 1.01, float("nan"), 15.0):
             with pytest.raises(InputError, match="expected the share of chunk tokens to repair, 0 to 1"):
                 llama.select(plan, base, create_policy(name), budget)
@@ -261,3 +262,14 @@ def test_duplicates_of_a_chunk_are_scored_where_they_stand(llama: Model) -> None
     plan = plan_prompt(template_of(llama), random_ids(N_QUESTION, seed=5), [PlannedChunk(ids, True)] * 3)
     truth = torch.stack([a.mean(0).norm(dim=0) for a in question_attention(llama, plan)[1:2]]).mean(0)
     same(scores_of(llama, create_policy("infoflow", layers=[1]), plan), eligible(plan, truth))
+
+
+def test_a_balanced_closure_does_not_leave_far_chunks_to_the_near_one(llama: Model) -> None:
+    """Scores divided by their chunk's mean: what counts is what stands out in its own chunk."""
+    plan = plan_of(llama, (40, 33, 50), N_QUESTION)
+    plain = scores_of(llama, create_policy("closure"), plan)
+    balanced = scores_of(llama, create_policy("closure", balance=1.0), plan)
+    first, second = balanced[:33], balanced[33:]
+    assert float(first.mean()) == pytest.approx(1.0, rel=1e-4)
+    assert float(second.mean()) == pytest.approx(1.0, rel=1e-4)
+    same(first, plain[:33] / plain[:33].mean())

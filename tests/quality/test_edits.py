@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine import PlannedChunk, plan_prompt
+from engine import PlannedChunk, composite_plan, plan_prompt
 from engine.policies import POLICIES, create_policy
 from quality import Subject
 from quality.edits import CONDITIONS, DISTANCES, KINDS, Edit, edits, judge, remade
@@ -53,6 +53,7 @@ def test_an_answer_after_an_edit_is_that_of_a_corpus_that_never_had_the_old_text
     """
     edit = cases[1]
     plan, (_, after, _) = plan_of(subject, edit), remade(subject, edit)
+    plan = composite_plan(plan) if create_policy(policy).layout == "composite" else plan
     model = subject.model
     never = model.prefill_chunks(subject.template.prefix_ids, edit.after)
     logits = []
