@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -25,14 +26,16 @@ from ingest.connect import ConnectStores, connected
 from ingest.drift import Drift, Folder, Overview, examine, overview
 from ingest.formats import EventReader
 from ingest.parts import Stores
+from ingest.retry import store_retry
 from ingest.sinks import announce, retire
 from schemas.errors import EventError, InputError, StoreError
 from schemas.head import CommitRecord, DocumentState, Head
 from schemas.ids import DocumentKey
 from schemas.settings import Settings
+from stores.clock import SystemClock
 from stores.dead_letters import in_its_place, placed_headers
 from stores.receipts import ReceiptName
-from stores.topics import Message, lag, read_all
+from stores.topics import Message, ensure_topics, lag, read_all
 
 GRACE_S = 30.0  # how long the pipelines are waited for
 _LOOK_AGAIN_S = 0.5
@@ -117,8 +120,8 @@ def run_reconcile(
     kafka = settings.kafka
     topics = {"index": kafka.documents_topic, "prefill": kafka.commits_topic}
     connect = ConnectStores(settings)
-    reader = EventReader(settings.events)
-    with connected(connect):
+    store_retry(lambda: ensure_topics(kafka), "setting up topics", settings.ingest, SystemClock())
+    with connected(connect), closing(EventReader(settings.events)) as reader:
         return Reconciler(
             connect(),
             lag=lambda pipeline: lag(kafka, f"{kafka.group}.{pipeline}", topics[pipeline]),
