@@ -65,7 +65,7 @@ def report_lines(answer: AnswerResponse) -> str:
         )
     usage, timing = answer.usage, answer.timing
     lines.append(
-        f"prompt {usage.prompt_tokens} tokens = {usage.reused_tokens} reused + {usage.repaired_tokens} repaired + "
+        f"prompt {usage.prompt_tokens} tokens = {usage.reused_tokens} reused ({usage.prefix_tokens} exactly) + {usage.repaired_tokens} repaired + "
         f"{usage.fresh_tokens} fresh; mode {answer.cache_mode}, policy {answer.policy} at {answer.budget:.0%}"
     )
     parts = " + ".join(

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from engine.decode import SamplingParams, Step
     from engine.embedder import Embedder, EmbedderIdentity, embedder_identity, load_embedder
     from engine.identity import Identity, resolve_fingerprint, resolve_generation
-    from engine.model import Model, load_model
+    from engine.load import load_model
+    from engine.model import Model
     from engine.plan import Plan, PlannedChunk, Segment, Source, plan_prompt, without_reuse
     from engine.prompt import PromptTemplate
     from engine.rows import Base, KvRows
@@ -37,7 +38,7 @@ _HOME = {
     "composite_plan": "composite",
     "embedder_identity": "embedder",
     "load_embedder": "embedder",
-    "load_model": "model",
+    "load_model": "load",
     "load_tokenizer": "tokenizer",
     "plan_prompt": "plan",
     "resolve_fingerprint": "identity",

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache as memoised
-from pathlib import Path
 
 import torch
 
 from engine.capture import Capture
 from engine.decode import Detokenizer, Sampler, SamplingParams, Step
-from engine.dtype import resolve_device, resolve_dtype
-from engine.hf_adapter import HfModel, ModelSpec, load_hf, read_config, read_spec
-from engine.identity import make_fingerprint
-from engine.models import display_name, model_folder, weights_digest
+from engine.hf_adapter import HfModel, ModelSpec
 from engine.passes import Enough, PassRows
 from engine.plan import Plan
 from engine.policies import Policy
@@ -27,13 +21,12 @@ from engine.selection import SelectionContext
 from engine.self_check import check_attention, check_capture
 from engine.session import Session
 from engine.stitch import stitch
-from engine.tokenizer import Tokenizer, load_tokenizer
+from engine.tokenizer import Tokenizer
 from engine.turns import Turns
 from engine.variants import behind, fitting
-from kernels import RopeTables, refuse_foreign_kernels
+from kernels import RopeTables
 from schemas.errors import Cancelled, InputError, RequestError, UnsupportedModelError
 from schemas.fingerprint import Fingerprint
-from schemas.settings import ModelSettings
 
 BATCH_TOKENS = 4096  # chunk tokens per prefill pass
 _STITCH_TOKENS = 1024  # fresh chunk tokens per pass of a stitch: between passes it can be cancelled
@@ -119,6 +112,16 @@ class Model:
         return rows
 
     @torch.inference_mode()
+    def precompute(self, prefix_ids: Sequence[int]) -> None:
+        """Compute a prefix's rows now, so that no answer waits for them."""
+        self._prefix(tuple(prefix_ids))
+
+    @property
+    def exact_rows_last(self) -> bool:
+        """Whether rows of a full prefill are those of any longer prompt that begins the same."""
+        return self.reuse_refusal is None and not self._tables.length_dependent
+
+    @torch.inference_mode()
     def stitch(
         self,
         plan: Plan,
@@ -127,6 +130,7 @@ class Model:
         room: int = 256,
         cancelled: Callable[[], bool] = lambda: False,
         fronts: Sequence[Sequence[int]] | None = None,
+        prefix: PrefixRows | None = None,
     ) -> Base:
         """The base of a request: prefix and chunks, rotated to their positions.
 
@@ -137,6 +141,7 @@ class Model:
             room: slots for what the request itself computes; more is found when it is needed.
             cancelled: asked before every pass over fresh chunks.
             fronts: for each chunk the ids that it is computed behind where it is fresh; without them the prefix.
+            prefix: the rows of the plan's prefix, where they are at hand.
 
         Returns:
             A base that any number of `generate` calls may use, also at the same time.
@@ -159,7 +164,7 @@ class Model:
                 computed = self._prefill(front, ids, _STITCH_TOKENS, background=False, cancelled=cancelled)
                 for number, chunk in zip(numbers, computed, strict=True):
                     filled[number] = chunk
-            prefix = self._prefix(plan.prefix_ids)
+            prefix = prefix or self._prefix(plan.prefix_ids)
         whole = [chunk for chunk in filled if chunk is not None]
         return stitch(plan, prefix, whole, self._tables, room + len(plan.open_positions))
 
@@ -171,6 +176,8 @@ class Model:
         cancelled: Callable[[], bool] = lambda: False,
         *,
         repair: torch.Tensor | None = None,
+        prefix: PrefixRows | None = None,
+        keep: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     ) -> Iterator[Step]:
         """Answer token by token.
 
@@ -181,6 +188,9 @@ class Model:
             params: how tokens are chosen.
             cancelled: asked before every pass; once it says yes, the iterator ends without a last step.
             repair: positions of chunk tokens that are computed again over the base, as `select` gives them.
+            prefix: for `exact`: the rows of the plan's prefix, where they are at hand.
+            keep: for `exact`: told, after the answer, `k` (rotated) and `v` `[L, H, n, D]` of all that stands
+                before the question; views, to be copied. Not told after an answer that was cancelled.
 
         Raises:
             RequestError: the prompt leaves no room for an answer.
@@ -191,7 +201,7 @@ class Model:
                 code="context_length_exceeded",
             )
         self._check_ids(plan.token_ids, "the prompt")
-        return self._generate(plan, stitched, params, cancelled, repair)
+        return self._generate(plan, stitched, params, cancelled, repair, prefix, keep)
 
     @torch.inference_mode()
     def select(
@@ -248,28 +258,45 @@ class Model:
         params: SamplingParams,
         cancelled: Callable[[], bool],
         repair: torch.Tensor | None,
+        prefix: PrefixRows | None,
+        keep: Callable[[torch.Tensor, torch.Tensor], None] | None,
     ) -> Iterator[Step]:
-        sampler, text = Sampler(params), Detokenizer(self.tokenizer.decode)
-        limit = min(params.max_tokens, self.max_tokens - plan.n_tokens)
         with self._turns.answering():
-            rows, positions = self._open(plan, base, limit, repair)
+            limit = min(params.max_tokens, self.max_tokens - plan.n_tokens)
+            rows, positions = self._open(plan, base, limit, repair, prefix)
             try:
-                logits = self._first_pass(plan, rows, positions, cancelled)
-                for number in range(limit):
-                    if logits is None:
-                        return
-                    token = sampler.choose(logits)
-                    if token in self.tokenizer.stop_ids:
-                        yield Step(token, text.finish(), "stop")
-                        return
-                    piece = text.add(token)
-                    if number == limit - 1:
-                        yield Step(token, piece + text.finish(), "length")
-                        return
-                    yield Step(token, piece)
-                    logits = self._next_pass(token, plan.n_tokens + number, rows, cancelled)
+                done = yield from self._steps(plan, rows, positions, params, limit, cancelled)
+                if done and base is None and keep is not None:
+                    keep(*rows.first(plan.segments[-1].start))
             finally:
                 rows.close()
+
+    def _steps(
+        self,
+        plan: Plan,
+        rows: WorkingRows,
+        positions: torch.Tensor,
+        params: SamplingParams,
+        limit: int,
+        cancelled: Callable[[], bool],
+    ) -> Generator[Step, None, bool]:
+        """The answer's steps; whether it was completed."""
+        sampler, text = Sampler(params), Detokenizer(self.tokenizer.decode)
+        logits = self._first_pass(plan, rows, positions, cancelled)
+        for number in range(limit):
+            if logits is None:
+                return False
+            token = sampler.choose(logits)
+            if token in self.tokenizer.stop_ids:
+                yield Step(token, text.finish(), "stop")
+                return True
+            piece = text.add(token)
+            if number == limit - 1:
+                yield Step(token, piece + text.finish(), "length")
+                return True
+            yield Step(token, piece)
+            logits = self._next_pass(token, plan.n_tokens + number, rows, cancelled)
+        return False
 
     @torch.inference_mode()
     def _first_pass(
@@ -304,7 +331,12 @@ class Model:
 
     @torch.inference_mode()
     def _open(
-        self, plan: Plan, base: Base | None, n_answer: int, repair: torch.Tensor | None
+        self,
+        plan: Plan,
+        base: Base | None,
+        n_answer: int,
+        repair: torch.Tensor | None,
+        prefix: PrefixRows | None = None,
     ) -> tuple[WorkingRows, torch.Tensor]:
         """Rows to work on, and the positions that are to be computed."""
         if base is not None and repair is not None and len(repair):
@@ -314,7 +346,7 @@ class Model:
             return base.open(len(plan.open_positions) + n_answer), torch.tensor(plan.open_positions)
         part = Part(self._like, plan.n_tokens + n_answer)
         if plan.prefix_ids:
-            prefix = self._prefix(plan.prefix_ids)
+            prefix = prefix or self._prefix(plan.prefix_ids)
             part.n = prefix.n_tokens
             part.k[:, :, : part.n], part.v[:, :, : part.n] = prefix.k, prefix.v
             part.positions[: part.n] = torch.arange(part.n)
@@ -388,31 +420,3 @@ class Model:
             raise InputError(
                 f"{what} holds ids {min(ids)} to {max(ids)}; the model knows 0 to {self.spec.vocab_size - 1}"
             )
-
-
-_LOADING = threading.Lock()
-
-
-def load_model(model: ModelSettings, cache: Path) -> Model:
-    """The LLM that the settings name; one per process and settings, whoever asks first loads it.
-
-    Raises:
-        UnsupportedModelError: it cannot be found, loaded, or served.
-        SettingsError: another package `kernels` is installed.
-    """
-    with _LOADING:
-        return _load(model, cache)
-
-
-@memoised
-def _load(model: ModelSettings, cache: Path) -> Model:
-    refuse_foreign_kernels()
-    if model.threads:
-        torch.set_num_threads(model.threads)
-    folder = model_folder(model.name, cache)
-    tokenizer = load_tokenizer(model, cache)
-    dtype, spec = resolve_dtype(model, folder, cache), read_spec(folder, cache)
-    weights = weights_digest(folder, cache)
-    fingerprint = make_fingerprint(display_name(model.name), spec, weights, tokenizer.digest, dtype)
-    hf = load_hf(folder, dtype, resolve_device(model.device))
-    return Model(hf, spec, fingerprint, tokenizer, model_type=read_config(folder).model_type)

@@ -45,9 +45,9 @@ class PromptTemplate:
         Raises:
             SettingsError: no prefix comes out, or the chat template drops or reorders the user's message.
         """
-        rendered = _render(tokenizer, prompt.system)
+        rendered = _render(tokenizer, prompt.fixed_text)
         if rendered is None:
-            head = [*tokenizer.bos_ids, *tokenizer.encode(prompt.system + prompt.separator)]
+            head = [*tokenizer.bos_ids, *tokenizer.encode(prompt.fixed_text + prompt.separator)]
             lead, tail = tokenizer.encode(_LEAD), tokenizer.encode("\nAnswer:")
         else:
             before, _, rest = rendered.partition(_PASSAGES)

@@ -183,6 +183,11 @@ class WorkingRows:
         ]
         return attend(q, sets, scale)
 
+    def first(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`k` (rotated) and `v` `[L, H, n, D]` of the first `n` slots; views."""
+        part = self._views[0].part
+        return part.k[:, :, :n], part.v[:, :, :n]
+
     @property
     def own(self) -> tuple[torch.Tensor, torch.Tensor]:
         """`k` (rotated) and `v` `[L, H, n, D]` of the last part, as far as it is filled."""

@@ -65,7 +65,7 @@ class Citation(_Body):
     title: str | None = None
     uri: str | None = None
     text: str
-    source: str | None = None  # cached | fresh; unset by /v1/retrieve
+    source: str | None = None  # prefix (exact) | cached | fresh; unset by /v1/retrieve
 
 
 class Usage(_Body):
@@ -74,6 +74,7 @@ class Usage(_Body):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prefix_tokens: int = 0  # of the reused ones: exact, since everything in front of them was there too
     reused_tokens: int
     repaired_tokens: int
     fresh_tokens: int

@@ -110,6 +110,20 @@ class PromptSettings(_Section):
         "If they do not hold the answer, say that you do not know."
     )
     separator: str = "\n\n"
+    segments: dict[str, str] = Field(default_factory=dict)  # more fixed text behind `system`, by name: tools, examples
+
+    @property
+    def fixed_text(self) -> str:
+        """What stands in front of the passages: `system` and the segments, in their order."""
+        return "\n\n".join(text for text in (self.system, *self.segments.values()) if text)
+
+    @field_validator("segments")
+    @classmethod
+    def _not_empty(cls, segments: dict[str, str]) -> dict[str, str]:
+        for name, text in segments.items():
+            if not name.strip() or not text.strip():
+                raise ValueError(f"segment {name!r} has no name or no text")
+        return segments
 
 
 class RegistrySettings(_Section):
@@ -221,6 +235,8 @@ class ServeSettings(_Section):
     max_concurrent: int = Field(default=2, ge=1)
     max_queue: int = Field(default=32, ge=0)
     load_timeout_s: float = Field(default=5.0, gt=0)
+    prefix_cache_bytes: int = Field(default=500_000_000, ge=0)  # of rows of whole prompts; 0: none are kept
+    prefix_check_s: float = Field(default=5.0, gt=0)  # how long they may outlive a document, at most
 
 
 class ClientSettings(_Section):

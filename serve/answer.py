@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from serve.admission import Admission
 from serve.blend import Choice
 from serve.loading import KvLoader, Loaded
 from serve.parts import Parts
+from serve.prefixes import ExactPrefixes, Known
 from serve.retrieve import Found, Retriever, check_question
 from serve.staleness import StaleWatch
 from serve.telemetry import STAGES, Telemetry
@@ -80,6 +81,8 @@ class _Draft:
     notes: list[str] = field(default_factory=list)
     citations: list[Citation] = field(default_factory=list)
     loaded: Loaded = field(default_factory=Loaded)
+    known: Known = field(default_factory=Known)  # exact rows of the prompt's beginning
+    keep: Callable[[torch.Tensor, torch.Tensor], None] | None = None  # takes those of the whole prompt
     choice: Choice | None = None  # in `blend`
     repair: torch.Tensor | None = None  # positions that are computed again
     seconds: dict[str, float] = field(default_factory=dict)
@@ -121,12 +124,14 @@ class Answerer:
         retriever: Retriever,
         loader: KvLoader,
         admission: Admission,
+        prefixes: ExactPrefixes,
         pool: Executor,
         telemetry: Telemetry,
         stale: StaleWatch,
     ) -> None:
         self._settings, self._parts, self._stale = settings, parts, stale
         self._retriever, self._loader, self._admission = retriever, loader, admission
+        self._prefixes = prefixes
         self._pool, self._telemetry = pool, telemetry
 
     async def events(self, asked: Asked) -> AsyncGenerator[Event, None]:
@@ -182,16 +187,19 @@ class Answerer:
         sampling = self._sampling(body)
         question_ids, kept = await threads.call(self._pool, self._fit, body, found, sampling.max_tokens, draft)
         start_s = time.perf_counter()
+        bare = prompt.make_plan(self._parts.template, question_ids, kept, [False] * len(kept))
+        draft.known = await threads.call(self._pool, self._prefixes.find, asked.tenant, bare)
         await self._load(body, kept, draft)
-        artifacts = draft.loaded.artifacts or [None] * len(kept)
+        exact = draft.known.n_chunks
+        artifacts = draft.loaded.artifacts or [None] * (len(kept) - exact)
         draft.seconds["load"] = time.perf_counter() - start_s
 
-        cached = [artifact is not None for artifact in artifacts]
-        draft.citations = [
-            chunk.citation("cached" if has_kv else "fresh") for chunk, has_kv in zip(kept, cached, strict=True)
-        ]
+        cached = [True] * exact + [artifact is not None for artifact in artifacts]
+        sources = ["prefix"] * exact + ["cached" if artifact is not None else "fresh" for artifact in artifacts]
+        draft.citations = [chunk.citation(source) for chunk, source in zip(kept, sources, strict=True)]
         yield Cited(draft.citations)
-        plan = prompt.make_plan(self._parts.template, question_ids, kept, cached)
+        plan = draft.known.extend(prompt.make_plan(self._parts.template, question_ids, kept, cached))
+        draft.keep = self._prefixes.keeper(asked.tenant, bare, kept)
 
         def decode(cancelled: threads.Cancelled) -> Generator[Step, None, None]:
             return self._decode(plan, artifacts, sampling, draft, cancelled)
@@ -225,11 +233,12 @@ class Answerer:
         if draft.mode is CacheMode.EXACT or not kept:
             return
         variant = self._parts.variant
-        places = enumerate(kept)
+        exact = draft.known.n_chunks
+        places = enumerate(kept[exact:], exact)
         chunks = [forms.wanted(one.indexed, place, variant, one.neighbours_visible) for place, one in places]
         draft.loaded = await self._loader.load(chunks)
         if draft.mode is CacheMode.BLEND:
-            choice = choices[forms.served_variant(variant, draft.loaded.fused)]
+            choice = choices[forms.served_variant(variant, [True] * exact + draft.loaded.fused)]
             if isinstance(choice, str):
                 draft.exact(choice)
             else:
@@ -283,31 +292,34 @@ class Answerer:
         if draft.mode is not CacheMode.EXACT:  # without a single artifact too: a fresh chunk sees what a cached one saw
             try:
                 rows = [_rows(artifact) for artifact in artifacts]
-                stitched = model.stitch(plan, rows, cancelled=cancelled, fronts=self._fronts(len(rows)))
+                fronts = self._fronts(len(rows), draft.known.n_chunks)
+                stitched = model.stitch(plan, rows, cancelled=cancelled, fronts=fronts, prefix=draft.known.rows)
             except Cancelled:
                 return
         draft.seconds["stitch"] = time.perf_counter() - start_s
-        if stitched is not None and draft.choice is not None:
+        if stitched is not None and draft.choice is not None and plan.chunks:
             if cancelled():
                 return
             start_s = time.perf_counter()
-            exact_first = self._parts.variant.first_chunk_exact
+            exact_first = self._parts.variant.first_chunk_exact and not draft.known.n_chunks
             policy, budget = draft.choice.policy, draft.choice.budget
             draft.repair = model.select(plan, stitched, policy, budget, first_chunk_exact=exact_first)
             draft.seconds["select"] = time.perf_counter() - start_s
 
         start_s = time.perf_counter()
         first = "first_step" if draft.repair is None or not len(draft.repair) else "repair"
-        for step in model.generate(plan, stitched, sampling, cancelled, repair=draft.repair):
+        for step in model.generate(
+            plan, stitched, sampling, cancelled, repair=draft.repair, prefix=draft.known.rows, keep=draft.keep
+        ):
             draft.seconds.setdefault(first, time.perf_counter() - start_s)
             yield step
 
-    def _fronts(self, n_chunks: int) -> list[tuple[int, ...]] | None:
-        """What a fresh chunk is computed behind at each place, as its artifact was; None: the prefix at all."""
-        front, prefix = self._parts.front_ids, self._parts.template.prefix_ids
-        if front is None or front == prefix:
-            return None
-        return [prefix if place == 0 and self._parts.variant.pass1_first else front for place in range(n_chunks)]
+    def _fronts(self, n_chunks: int, n_exact: int) -> list[tuple[int, ...]]:
+        """What a fresh chunk is computed behind at each place, as its artifact was; `n_exact` chunks stand before."""
+        prefix = self._parts.template.prefix_ids
+        front = self._parts.front_ids or prefix
+        first = 0 if self._parts.variant.pass1_first else -1
+        return [prefix if place == first else front for place in range(n_exact, n_exact + n_chunks)]
 
     def _response(self, asked: Asked, draft: _Draft, plan: Plan | None) -> AnswerResponse:
         draft.seconds.setdefault("ttft", time.perf_counter() - asked.received_s)
@@ -326,6 +338,7 @@ class Answerer:
                 prompt_tokens=prompt_tokens,
                 completion_tokens=draft.n_steps,
                 total_tokens=prompt_tokens + draft.n_steps,
+                prefix_tokens=len(plan.prefix_ids) if plan else 0,
                 reused_tokens=counts.reused,
                 repaired_tokens=counts.repaired,
                 fresh_tokens=counts.fresh,

@@ -51,6 +51,7 @@ def create_app(
         try:
             yield
         finally:
+            await state.stop()
             if building is not None:
                 building.cancel()
                 with suppress(asyncio.CancelledError):

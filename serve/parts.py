@@ -61,6 +61,7 @@ def build_parts(settings: Settings) -> Parts:
     # last what has to be closed: a fault above leaves nothing open
     index = open_index(settings.qdrant, settings.qdrant_location, generation.name, generation.embedding_dim)
     publisher = Publisher(settings.kafka)
+    model.precompute(identity.template.prefix_ids)  # also a model that cannot reuse rows has them at the same place
     covers = coverage(model.fingerprint, identity.template, company_of(settings.prefill, identity.tokenizer))
     stored = CertificateStore(blobs, generation.name)
     return Parts(

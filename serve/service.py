@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from schemas.api import AnswerResponse
@@ -14,6 +15,7 @@ from serve.answer import Answerer, Done, Event
 from serve.documents import Documents
 from serve.loading import LOAD_THREADS, KvLoader
 from serve.parts import Parts
+from serve.prefixes import ExactPrefixes
 from serve.readiness import Readiness
 from serve.retrieve import Found, Retriever
 from serve.staleness import StaleWatch
@@ -47,11 +49,13 @@ class Service:
     searches: Admission
     answerer: Answerer
     documents: Documents
+    prefixes: ExactPrefixes
 
     @classmethod
     def of(cls, settings: Settings, parts: Parts, pools: Pools, telemetry: Telemetry) -> Service:
         """Wire it."""
         retriever = Retriever(parts, pools.index)
+        prefixes = ExactPrefixes(parts, settings.serve.prefix_cache_bytes)
         loader = KvLoader(
             parts.kv, parts.model.fingerprint.digest, pools.loads, settings.serve.load_timeout_s, telemetry
         )
@@ -61,13 +65,14 @@ class Service:
             retriever=retriever,
             loader=loader,
             admission=Admission(settings.serve.max_concurrent, settings.serve.max_queue, telemetry),
+            prefixes=prefixes,
             pool=pools.model,
             telemetry=telemetry,
             stale=StaleWatch(parts.index, pools.index, telemetry),
         )
         documents = Documents(parts, settings.kafka, reads=pools.index, writes=pools.topics)
         searches = Admission(STORE_THREADS, settings.serve.max_queue, telemetry)
-        return cls(parts, retriever, searches, answerer, documents)
+        return cls(parts, retriever, searches, answerer, documents, prefixes)
 
     async def retrieve(self, tenant: str, question: str, k: int) -> list[Found]:
         """A search on its own, as `Retriever.visible`, with its own slots and queue.
@@ -87,6 +92,7 @@ class State:
         self.readiness = Readiness()
         self.pools = Pools(settings)
         self._service: Service | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def service(self) -> Service:
@@ -97,7 +103,15 @@ class State:
         """
         if self._service is None:
             self._service = Service.of(self.settings, self.readiness.parts, self.pools, self.telemetry)
+            self._watch = asyncio.create_task(self._service.prefixes.watch(self.settings.serve.prefix_check_s))
         return self._service
+
+    async def stop(self) -> None:
+        """End what runs beside the requests."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
 
 
 async def whole(events: AsyncGenerator[Event, None]) -> AnswerResponse:

@@ -111,7 +111,9 @@ def tiny_model(tmp_path_factory, quiet_environment):
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, quiet_environment):
     """Everything running over the packaged models, in float32 so that equal sums give equal answers."""
-    with Up(tmp_path_factory.mktemp("world") / "data", "--set", "model.dtype=float32") as up:
+    with Up(
+        tmp_path_factory.mktemp("world") / "data", "--set", "model.dtype=float32", "--set", "serve.prefix_cache_bytes=0"
+    ) as up:
         world = World(up, up.wait_ready())
         yield world
         world.close()

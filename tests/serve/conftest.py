@@ -38,9 +38,11 @@ def start(settings: Settings, bench: Bench) -> Iterator[Callable[..., httpx.Clie
 
         def _start(**serve: Any) -> httpx.Client:
             changed = settings.model_copy(update={"serve": settings.serve.model_copy(update=serve)})
-            url = stack.enter_context(BackgroundServer(changed, bench.parts)).url
+            server = stack.enter_context(BackgroundServer(changed, bench.parts))
             stack.callback(lambda: (bench.model.hold.set(), bench.blobs.gate.set()))
-            return stack.enter_context(httpx.Client(base_url=url, timeout=30))
+            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=30))
+            client.kvquilt = server.app.state.kvquilt  # the state behind it
+            return client
 
         yield _start
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from engine import PromptTemplate, SamplingParams, Step
+from engine.prefill import PrefixRows
 from schemas.certificate import Certificate, CertifiedRow, Conformance, Coverage
 from schemas.chunk import Chunk, IndexedChunk
 from schemas.errors import BlobError, TopicError
@@ -99,12 +100,21 @@ class ScriptedModel:
     stitched_rows: list[int] = field(default_factory=list)
     fronts: list[Any] = field(default_factory=list)
     selected: list[tuple[str, float, bool]] = field(default_factory=list)
+    prefixes: list[int] = field(default_factory=list)  # tokens of the exact prefix that was handed over
+    exact_rows_last: bool = True
     repaired: list[int] = field(default_factory=list)
     calls: int = 0
 
     def stitch(
-        self, plan: Any, rows: Sequence[Any], *, cancelled: Callable[[], bool] = lambda: False, fronts: Any = None
+        self,
+        plan: Any,
+        rows: Sequence[Any],
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
+        fronts: Any = None,
+        prefix: PrefixRows | None = None,
     ) -> object:
+        assert prefix is None or prefix.n_tokens == len(plan.prefix_ids)
         self.fronts.append(fronts)
         self.stitched_rows.append(sum(row is not None for row in rows))
         return object()
@@ -126,8 +136,11 @@ class ScriptedModel:
         cancelled: Callable[[], bool],
         *,
         repair: torch.Tensor | None = None,
+        prefix: PrefixRows | None = None,
+        keep: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     ) -> Iterator[Step]:
         self.calls += 1
+        self.prefixes.append(0 if prefix is None else prefix.n_tokens)
         self.repaired.append(0 if repair is None else len(repair))
         words = self.words[: sampling.max_tokens]
         for n, word in enumerate(words):
@@ -141,6 +154,9 @@ class ScriptedModel:
                         return
             last = n + 1 == len(words)
             yield Step(n, word, ("length" if len(words) < len(self.words) else "stop") if last else None)
+        if stitched is None and keep is not None:
+            rows = torch.tensor(plan.token_ids[: plan.segments[-1].start], dtype=torch.float32).view(1, 1, -1, 1)
+            keep(rows, rows)
 
 
 class ListPublisher:

@@ -125,7 +125,7 @@ def test_fresh_chunks_are_computed_behind_what_their_artifacts_were(client, benc
     ask(client)
     object.__setattr__(bench.parts, "variant", VARIANTS["fused_company"])
     ask(client)
-    assert bench.model.fronts == [None, [(1, 2, 3, 9, 9)], [(1, 2, 3)]]
+    assert bench.model.fronts == [[(1, 2, 3)], [(1, 2, 3, 9, 9)], [(1, 2, 3)]]
 
 
 def test_the_variant_with_two_kinds_of_pass_1_serves_the_first_place_from_its_own(fused):
