@@ -66,8 +66,8 @@ def report_lines(answer: AnswerResponse) -> str:
     usage, timing = answer.usage, answer.timing
     reused = f"{usage.reused_tokens} reused ({usage.prefix_tokens} of them exact)"
     lines.append(
-        f"prompt {usage.prompt_tokens} tokens = {reused} + {usage.repaired_tokens} repaired + {usage.fresh_tokens} fresh; "
-        f"mode {answer.cache_mode}, policy {answer.policy} at {answer.budget:.0%}"
+        f"prompt {usage.prompt_tokens} tokens = {reused} + {usage.repaired_tokens} repaired + "
+        f"{usage.fresh_tokens} fresh; mode {answer.cache_mode}, policy {answer.policy} at {answer.budget:.0%}"
     )
     parts = " + ".join(
         f"{name} {getattr(timing, name + '_s') * 1000:.0f}"
