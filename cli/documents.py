@@ -15,8 +15,10 @@ from schemas.events import (
     TENANT_HEADER,
     VERSION_HEADER,
     ContentType,
+    message_key,
     read_body,
 )
+from schemas.ids import DocumentKey
 
 CONTENT_TYPES = {
     ".md": ContentType.MARKDOWN,
@@ -36,11 +38,12 @@ class Outgoing:
     doc_id: str
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...] = ()
+    tenant: str = DEFAULT_TENANT
 
     @property
     def key(self) -> bytes:
         """The Kafka key."""
-        return self.doc_id.encode()
+        return message_key(DocumentKey(self.tenant, self.doc_id))
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
@@ -94,7 +97,7 @@ def delete(doc_id: str, *, tenant: str = DEFAULT_TENANT, version: int | None = N
     headers = [(TENANT_HEADER, tenant.encode())]
     if version is not None:
         headers.append((VERSION_HEADER, str(version).encode()))
-    return Outgoing(doc_id, None, tuple(headers))
+    return Outgoing(doc_id, None, tuple(headers), tenant)
 
 
 def _from_file(file: Path, root: Path, tenant: str, version: int | None) -> Outgoing:
@@ -136,7 +139,8 @@ def _from_line(line: bytes, tenant: str, version: int | None) -> Outgoing:
 
 
 def _outgoing(doc_id: str, fields: dict[str, object]) -> Outgoing:
-    return Outgoing(doc_id, read_body(fields).to_bytes())
+    body = read_body(fields)
+    return Outgoing(doc_id, body.to_bytes(), tenant=body.tenant)
 
 
 def _heading(content: str) -> str | None:

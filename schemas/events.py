@@ -219,6 +219,17 @@ def describe(error: ValidationError) -> str:
     return "; ".join(faults)
 
 
+def message_key(document: DocumentKey) -> bytes:
+    """The Kafka key of a document's events: its id, and for another tenant than `default` a record that names both.
+
+    Compaction keeps one message per key, so documents of the same id of two tenants must not share one. An id that
+    would be read as a record is written as one too.
+    """
+    if document.tenant == DEFAULT_TENANT and not document.doc_id.startswith("{"):
+        return document.doc_id.encode()
+    return canonical_bytes({"doc_id": document.doc_id, "tenant": document.tenant})
+
+
 def text_key(key: bytes | None) -> str:
     """The message key as the document id; raises `EventError` where there is none."""
     if not key:

@@ -10,7 +10,15 @@ from pydantic import ValidationError
 
 from schemas.api import Accepted, DeletedMany, DeleteMany, DocumentBody, DocumentStatus
 from schemas.errors import EventError, RequestError
-from schemas.events import MAX_CONTENT_BYTES, TENANT_HEADER, VERSION_HEADER, EventBody, describe, parse_event
+from schemas.events import (
+    MAX_CONTENT_BYTES,
+    TENANT_HEADER,
+    VERSION_HEADER,
+    EventBody,
+    describe,
+    message_key,
+    parse_event,
+)
 from schemas.ids import DocumentKey, is_packed
 from schemas.receipt import Receipt, judge
 from schemas.settings import KafkaSettings
@@ -186,12 +194,11 @@ class Documents:
         return self._turns[int(document.digest[:8], 16) % _TURNS]
 
     def _publish(self, document: DocumentKey, value: bytes | None, headers: _Headers, version: int | None) -> Accepted:
-        key = document.doc_id.encode()
         try:  # with the parser of the pipeline: what is accepted here is no dead letter there
-            parse_event(key, value, timestamp_ms=0, offset=0, headers=headers)
+            parse_event(document.doc_id.encode(), value, timestamp_ms=0, offset=0, headers=headers)
         except EventError as error:
             raise RequestError(str(error), code="invalid_document") from error
-        message = self._parts.publisher.publish(self._topic, key, value, headers)
+        message = self._parts.publisher.publish(self._topic, message_key(document), value, headers)
         if version is not None and not is_packed(version):
             self._remember(document, version)
         return Accepted(

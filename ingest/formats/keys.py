@@ -13,14 +13,16 @@ from schemas.errors import EventError
 from schemas.settings import FieldSettings
 
 MAX_KEY_BYTES = 64 * 1024
+_OURS = {"doc_id", "tenant"}  # what `schemas.events.message_key` writes
 
 
 @dataclass(frozen=True)
 class RecordKey:
-    """A key that is a record."""
+    """A key that is a record. `tenant` is set where the key is ours and names the whole document key."""
 
     fields: Mapping[str, Any]
     doc_id: str
+    tenant: str | None = None
 
 
 def read_key(key: bytes | None, names: FieldSettings, registry: Registry) -> RecordKey | None:
@@ -42,6 +44,9 @@ def read_key(key: bytes | None, names: FieldSettings, registry: Registry) -> Rec
         return None
     if fields.keys() == {"schema", "payload"} and isinstance(fields["payload"], dict):
         fields = fields["payload"]
+    if fields.keys() == _OURS:
+        doc_id, tenant = (id_text(fields[name], f"field {name!r} of the message key") for name in ("doc_id", "tenant"))
+        return RecordKey(fields, doc_id, tenant)
     return RecordKey(fields, _doc_id(fields, names.id))
 
 

@@ -11,7 +11,16 @@ from ingest.formats.keys import RecordKey, read_key
 from ingest.formats.place import At
 from ingest.formats.records import record_event
 from ingest.formats.registry import Registry
-from schemas.events import ChangeEvent, check_size, load_object, make_event, parse_event, read_body
+from schemas.errors import EventError
+from schemas.events import (
+    TENANT_HEADER,
+    ChangeEvent,
+    check_size,
+    load_object,
+    make_event,
+    parse_event,
+    read_body,
+)
 from schemas.settings import EventSettings
 from stores.topics import Message
 
@@ -40,6 +49,14 @@ class EventReader:
     def parse(self, message: Message) -> ChangeEvent:
         """The same, before references are fetched and text is extracted."""
         key = read_key(message.key, self._settings.fields, self._registry)
+        event = self._parse(message, key)
+        if key is not None and key.tenant is not None and key.tenant != event.tenant:
+            raise EventError(
+                f"the message key says tenant {key.tenant!r} and the event says {event.tenant!r}; they must agree"
+            )
+        return event
+
+    def _parse(self, message: Message, key: RecordKey | None) -> ChangeEvent:
         at = At.of(message, key)
         if message.value is None:
             return self._deletion(message, at, key)
@@ -74,12 +91,10 @@ class EventReader:
     def _deletion(self, message: Message, at: At, key: RecordKey | None) -> ChangeEvent:
         if cloudevents.is_binary(at.headers):
             return cloudevents.read_binary(None, at, self._settings)
-        if key is not None and at.version is None:  # the tombstone of a connector
+        headers = message.headers
+        if key is not None and key.tenant is not None:  # our own key: the tenant needs no header
+            if TENANT_HEADER not in at.headers:
+                headers = (*headers, (TENANT_HEADER, key.tenant.encode()))
+        elif key is not None and at.version is None:  # the tombstone of a connector
             return debezium.tombstone(at, key, self._settings)
-        return parse_event(
-            at.doc_id.encode(),
-            None,
-            timestamp_ms=at.timestamp_ms,
-            offset=at.offset,
-            headers=message.headers,
-        )
+        return parse_event(at.doc_id.encode(), None, timestamp_ms=at.timestamp_ms, offset=at.offset, headers=headers)

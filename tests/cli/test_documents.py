@@ -5,8 +5,10 @@ import json
 import pytest
 
 from cli.documents import files_in, read_documents
+from ingest.formats import EventReader
 from schemas.errors import InputError
-from schemas.events import MAX_CONTENT_BYTES, parse_event
+from schemas.events import MAX_CONTENT_BYTES
+from stores.topics import Message
 
 
 def read(file, root, **options):
@@ -14,7 +16,9 @@ def read(file, root, **options):
 
 
 def event_of(outgoing):
-    return parse_event(outgoing.key, outgoing.value, timestamp_ms=1, offset=0, headers=outgoing.headers)
+    """As the pipeline reads it."""
+    message = Message("documents", 0, 0, 1, outgoing.key, outgoing.value, outgoing.headers)
+    return EventReader().parse(message)
 
 
 def test_a_markdown_file_is_named_by_its_path_and_titled_by_its_heading(tmp_path):

@@ -5,8 +5,8 @@ import base64
 import pytest
 
 from schemas.errors import EventError
-from schemas.events import VERSION_HEADER, ContentType, EventBody, parse_event
-from schemas.ids import is_packed, packed_version
+from schemas.events import VERSION_HEADER, ContentType, EventBody, message_key, parse_event
+from schemas.ids import DocumentKey, is_packed, packed_version
 from tests.ingest.formats_world import NOW_MS, PDFS, framed, message, sha256
 
 
@@ -29,6 +29,27 @@ def test_a_plain_event_has_the_digest_that_it_had_in_earlier_releases(formats):
     """Bug: a new field in the digest would make every stored version a conflict."""
     event = formats.reader().read(message({"content": "a text"}))
     assert event.content_digest == "746985690f6cabdf2ac81efe946c96dbd7eeafaf829c22005bd372bb3c2ada09"
+
+
+@pytest.mark.parametrize("doc_id", ["handbook/leave.md", '{"id": 7}', "{"])
+@pytest.mark.parametrize("tenant", ["default", "acme"])
+def test_a_document_key_comes_back_from_the_message_key(formats, tenant, doc_id):
+    """Two tenants with one id must not share a key: compaction would keep the event of one of them."""
+    document = DocumentKey(tenant, doc_id)
+    key = message_key(document)
+    assert key != message_key(DocumentKey("other", doc_id))
+    changed = formats.reader().read(message({"content": "x", "tenant": tenant}, key))
+    headers = {} if tenant != "default" or doc_id.startswith("{") else {"kvquilt.tenant": tenant}
+    deleted = formats.reader().read(message(None, key, headers))
+    assert changed.document == deleted.document == document
+    assert is_packed(deleted.version), "ordered among events, not undated like a connector's tombstone"
+
+
+def test_a_key_and_an_event_of_two_tenants_are_refused(formats):
+    key = message_key(DocumentKey("acme", "d"))
+    for value, headers in (({"content": "x", "tenant": "other"}, {}), (None, {"kvquilt.tenant": "other"})):
+        with pytest.raises(EventError, match="the message key says tenant 'acme' and the event says 'other'"):
+            formats.reader().read(message(value, key, headers))
 
 
 def test_the_key_of_a_plain_event_is_its_document_whatever_it_looks_like(formats):
