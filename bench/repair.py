@@ -59,7 +59,7 @@ def measure(
     """Run the bench; see the module's docstring."""
     _say("loading the model")
     identity = resolve_generation(settings)
-    model, policy = load_model(settings.model, settings.cache_folder), create_policy(policy_name)
+    model, policy = load_model(settings.model, settings.cache_folder), _policy(policy_name)
     plan = _plan(identity, n_tokens, chunk_tokens)
     _say(f"prefilling {len(plan.chunks)} chunks, {sum(map(len, plan.chunks))} tokens")
     chunks = [plan.token_ids[chunk.start : chunk.end] for chunk in plan.chunks]
@@ -92,6 +92,13 @@ def measure(
         report[f"repaired_{name}"] = len(positions)
         report[f"attention_limit_{name}"] = round(_attention_limit(plan, positions), 2)
     return report
+
+
+def _policy(text: str) -> Policy:
+    """`closure` or `closure:balance=1,floor=32`; values are JSON."""
+    name, _, options = text.partition(":")
+    pairs = [option.partition("=") for option in options.split(",") if option]
+    return create_policy(name, **{key: json.loads(value) for key, _, value in pairs})
 
 
 def _full(model: Model, plan: Plan) -> float:
@@ -138,7 +145,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=4096, help="length of the prompt, about")
     parser.add_argument("--chunk", type=int, default=512, help="tokens per chunk, about")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each kind")
-    parser.add_argument("--policy", default="closure")
+    parser.add_argument("--policy", default="closure", help="with options where wanted: closure:balance=1,floor=32")
     parser.add_argument("--budgets", default="0.05,0.15", help="shares of chunk tokens")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
