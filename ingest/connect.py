@@ -11,7 +11,7 @@ from typing import Any, cast
 from ingest.chunking import Chunker
 from ingest.formats import EventReader
 from ingest.parts import Connect, IndexParts, PrefillParts, Stores
-from schemas.errors import UnsupportedModelError
+from schemas.errors import SettingsError, UnsupportedModelError
 from schemas.settings import Settings
 
 _made: list[tuple[object, Stores]] = []
@@ -138,4 +138,12 @@ def _prefill_parts(settings: Settings) -> PrefillParts:
     if model.reuse_refusal is not None:
         raise UnsupportedModelError(f"prefill cannot run: {model.reuse_refusal}")
     made, identity = _stores(settings)
-    return PrefillParts(**made, model=model, prefix_ids=identity.front_ids, first_ids=identity.template.prefix_ids)
+    parts = PrefillParts(**made, model=model, prefix_ids=identity.front_ids, first_ids=identity.template.prefix_ids)
+    front, chunk, longest = len(identity.front_ids), settings.chunker.max_tokens, model.max_tokens
+    if front + chunk > longest:
+        parts.close()
+        raise SettingsError(
+            f"prefill.variant {identity.variant.name}: {front:,} tokens stand in front of a chunk of up to {chunk:,}, "
+            f"and the model takes {longest:,}; name a shorter prefill.company, use shorter chunks or another variant"
+        )
+    return parts

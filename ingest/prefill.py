@@ -124,7 +124,7 @@ def prefill(parts: PrefillParts, batch: Batch[PrefillWork]) -> Batch[PrefillWork
         failed = done[job.owner].failed | {job.point.kv_key}
         done[job.owner] = replace(batch[job.owner].dead(cause, attempts), failed=failed)
 
-    probe_ids = parts.prefix_ids[-1:]
+    probe_ids = parts.prefix_ids[-1:] or (0,)  # variant alone: nothing stands in front
     for group in by_tokens(jobs, parts.settings.ingest.batch_tokens):
         isolate(group, run, give_up, probe=lambda: parts.model.prefill_chunks(parts.prefix_ids, [probe_ids]))
     return tuple(done)
