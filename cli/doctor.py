@@ -129,8 +129,8 @@ def _broker(settings: Settings, running: Running | None) -> Iterator[Check]:
         return f"{len(found)} in {kafka.dead_letter_topic}, {again} of them sent again{hint}"
 
     def behind() -> str:
-        index = lag(kafka, f"{kafka.group}.index", kafka.documents_topic)
-        prefill = lag(kafka, f"{kafka.group}.prefill", kafka.commits_topic)
+        index = lag(kafka, kafka.group_of("index"), kafka.documents_topic)
+        prefill = lag(kafka, kafka.group_of("prefill"), kafka.commits_topic)
         return f"index {index} events behind, prefill {prefill} commit records"
 
     yield _checked("broker", topics)

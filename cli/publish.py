@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ from cli.context import Context
 from cli.documents import Outgoing, files_in, read_documents
 from cli.running import with_broker
 from cli.service import Service
-from cli.waiting import Servable, Wanted, wait_servable
+from cli.waiting import POLL_S, Servable, Wanted, wait_servable
+from ingest.formats import EventReader
 from schemas.errors import InputError, KvquiltError
-from schemas.events import parse_event
+from schemas.ids import is_packed
 from schemas.settings import KafkaSettings
-from stores.topics import Message, Publisher, ensure_topics, read_all
+from stores.topics import Message, PartitionReader, Publisher, ensure_topics, read_all
 
 
 def publish(
@@ -55,10 +58,12 @@ def publish(
         "topic": kafka.documents_topic,
         "servable": len(ready.kv) if ready else None,
         "refused": ready.refused if ready else {},
+        "superseded": ready.superseded if ready else {},
     }
     text = f"{len(sent)} published to {kafka.documents_topic}"
     if ready:
         text += f", {len(ready.kv)} servable with text and KV"
+        text += "".join(f"; {doc} is at version {newer}, which is newer" for doc, newer in ready.superseded.items())
     context.result(told, text)
     lost = [str(error) for error in refused] + [f"{doc_id}: {why}" for doc_id, why in told["refused"].items()]
     if lost:
@@ -79,17 +84,12 @@ def publish_documents(
 
 def wait(context: Context, kafka: KafkaSettings, sent: Sequence[Message], timeout_s: float) -> Servable:
     """Show two bars until text and KV of everything that was sent are servable."""
-    wanted = {}
-    for message in sent:  # a later event of the same document replaces the earlier
-        event = parse_event(
-            message.key,
-            message.value,
-            timestamp_ms=message.timestamp_ms,
-            offset=message.offset,
-            headers=message.headers,
-        )
-        wanted[event.doc_id] = Wanted(event.version, event.deletes)
-    at = {(message.partition, message.offset): (message.key or b"").decode() for message in sent}
+    wanted, names = {}, {}
+    with closing(EventReader(context.settings.events)) as reader:
+        for message in sent:  # a later event of the same document replaces the earlier
+            event = reader.parse(message)
+            wanted[event.doc_id] = Wanted(event.version, event.deletes)
+            names[message.partition, message.offset] = event.doc_id
     with context.progress() as progress, Service.of(context.settings) as service:
         text = progress.add_task("text servable", total=len(wanted))
         rows = progress.add_task("KV servable", total=len(wanted))
@@ -98,12 +98,36 @@ def wait(context: Context, kafka: KafkaSettings, sent: Sequence[Message], timeou
             progress.update(text, completed=len(reached.text))
             progress.update(rows, completed=len(reached.kv))
 
+        start_s = time.monotonic()
         reached = wait_servable(
-            service, wanted, timeout_s=timeout_s, report=report, refusals=lambda: dead_letters(kafka, at)
+            service, wanted, timeout_s=timeout_s, report=report, refusals=lambda: dead_letters(kafka, names)
         )
+        if any(not is_packed(change.version) for change in wanted.values()):
+            # a version of one's own may have been there before, with other content: only INDEX tells
+            until_passed(kafka, names, timeout_s - (time.monotonic() - start_s))
+            for doc_id, cause in dead_letters(kafka, names).items():
+                reached.refused[doc_id] = cause
+                reached.kv = [name for name in reached.kv if name != doc_id]
     for doc_id, cause in reached.refused.items():
         context.say(f"refused by the ingest: {doc_id}: {cause}")
     return reached
+
+
+def until_passed(kafka: KafkaSettings, places: Collection[tuple[int, int]], timeout_s: float) -> None:
+    """Return when INDEX has committed past every (partition, offset), so that its refusals are known.
+
+    Raises:
+        KvquiltError: it has not within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    with closing(PartitionReader(kafka, kafka.documents_topic, kafka.group_of("index"))) as reader:
+        while True:
+            committed = reader.committed()
+            if all(committed.get(partition, 0) > offset for partition, offset in places):
+                return
+            if time.monotonic() > deadline:
+                raise KvquiltError("the index pipeline has not read all of it in time; `kvquilt doctor` tells")
+            time.sleep(POLL_S)
 
 
 def dead_letters(kafka: KafkaSettings, at: dict[tuple[int, int], str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cli.context import Context
 from cli.flags import settings_lines
 from cli.start import say_identity
+from cli.stop import stop_on_signals
 from serve import build_parts, run
 from serve.parts import Parts
 
@@ -18,4 +19,6 @@ def serve(context: Context) -> None:
         say_identity(context, built.generation)
         return built
 
-    run(context.settings, parts, on_listening=lambda url: context.say(f"listening on {url}"))
+    with stop_on_signals():  # once it has drained, uvicorn raises the signal again, which would end us with its number
+        run(context.settings, parts, on_listening=lambda url: context.say(f"listening on {url}"))
+    context.say("stopped")

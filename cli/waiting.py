@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from schemas.errors import KvquiltError
+from schemas.errors import KvquiltError, RequestError
 
 POLL_S = 0.25
 LOOKS_PER_ROUND = 16  # documents are done roughly in the order they were published in: no need to ask for all of them
@@ -36,6 +36,7 @@ class Servable:
     text: list[str] = field(default_factory=list)
     kv: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)  # document -> what its dead letter says
+    superseded: dict[str, int] = field(default_factory=dict)  # document -> the newer version that it has
 
 
 def wait_servable(
@@ -47,7 +48,9 @@ def wait_servable(
     refusals: Callable[[], Mapping[str, str]] = dict,
     poll_s: float = POLL_S,
 ) -> Servable:
-    """Return when text and KV of every wanted version are servable, or when it was refused.
+    """Return when text and KV of every wanted version are servable, or when it was refused or superseded.
+
+    A service that is not ready yet (its model is being loaded) is waited for.
 
     Args:
         report: told after every round.
@@ -61,17 +64,21 @@ def wait_servable(
     deadline = time.monotonic() + timeout_s
     idle = 0
     while pending:
-        before = len(reached.text) + len(reached.kv)
+        before = len(pending), len(reached.text)
         for doc_id in list(pending)[:LOOKS_PER_ROUND]:
-            found = service.status(doc_id)
+            found = _status(service, doc_id)
             if found is None or found["version"] < pending[doc_id].version:
+                continue
+            if found["version"] > pending[doc_id].version:
+                reached.superseded[doc_id] = found["version"]
+                del pending[doc_id]
                 continue
             if doc_id not in reached.text:
                 reached.text.append(doc_id)
             if pending[doc_id].deleted or found["kv_ready"] >= found["chunks"]:
                 reached.kv.append(doc_id)
                 del pending[doc_id]
-        idle = 0 if len(reached.text) + len(reached.kv) > before else idle + 1
+        idle = 0 if (len(pending), len(reached.text)) != before else idle + 1
         if idle and idle % 8 == 0:
             for doc_id, cause in refusals().items():
                 if pending.pop(doc_id, None):
@@ -87,3 +94,12 @@ def wait_servable(
             )
         time.sleep(poll_s)
     return reached
+
+
+def _status(service: Statuses, doc_id: str) -> dict[str, Any] | None:
+    try:
+        return service.status(doc_id)
+    except RequestError as error:
+        if error.code == "not_ready":
+            return None
+        raise

@@ -61,11 +61,6 @@ class Tokenizer:
         ids: list[int] = self.plain.encode(text, add_special_tokens=False).ids
         return ids
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids as of `encode`, and for each the half-open range of characters of `text` that it stands for."""
-        encoding = self.plain.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
-
     def encode_markup(self, text: str) -> list[int]:
         """Ids of template text: special tokens spelled out in it become their ids."""
         ids: list[int] = self._markup.encode(text, add_special_tokens=False).ids

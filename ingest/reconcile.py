@@ -124,7 +124,7 @@ def run_reconcile(
     with connected(connect), closing(EventReader(settings.events)) as reader:
         return Reconciler(
             connect(),
-            lag=lambda pipeline: lag(kafka, f"{kafka.group}.{pipeline}", topics[pipeline]),
+            lag=lambda pipeline: lag(kafka, kafka.group_of(pipeline), topics[pipeline]),
             events=lambda: read_all(kafka, kafka.documents_topic),
             read=reader,
         ).run(tenant, dry_run=dry_run, grace_s=grace_s)

@@ -76,7 +76,7 @@ def _run(
     transform: Callable[[Handle[Progress]], beam.PTransform],
     stop: threading.Event,
 ) -> None:
-    ingest, group, clock = settings.ingest, f"{settings.kafka.group}.{name}", SystemClock()
+    ingest, group, clock = settings.ingest, settings.kafka.group_of(name), SystemClock()
     feed = Feed(settings.kafka, topic, group, stop, poll_s=ingest.poll_s)
     with ExitStack() as stack:
         stack.enter_context(health.starting(name))

@@ -52,6 +52,10 @@ class KafkaSettings(_Section):
         """Where events go that cannot be processed."""
         return f"{self.documents_topic}.dlq"
 
+    def group_of(self, pipeline: str) -> str:
+        """The consumer group of a pipeline: `index` or `prefill`."""
+        return f"{self.group}.{pipeline}"
+
     @model_validator(mode="after")
     def _no_auto_commit(self) -> KafkaSettings:
         if any(name.replace(".", "_") == "enable_auto_commit" for name in self.security):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+import unicodedata
 import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -128,9 +129,12 @@ def _check_type(headers: Headers) -> None:
 def _check_path(scope: Mapping[str, object]) -> None:
     raw = scope.get("raw_path")
     try:
-        unquote_to_bytes(raw if isinstance(raw, bytes) else b"").decode()
+        path = unquote_to_bytes(raw if isinstance(raw, bytes) else b"").decode()
     except UnicodeDecodeError as error:
         raise RequestError(f"the path is not UTF-8: {error.reason} at byte {error.start}", param="doc_id") from error
+    # a route's pattern ends with `$`, which lets a last line feed go: the path would name another document
+    if any(unicodedata.category(character) == "Cc" for character in path):
+        raise RequestError("the path holds a control character; no document id may", param="doc_id")
 
 
 def _route(scope: Scope) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from cli.waiting import Wanted, wait_servable
-from schemas.errors import KvquiltError
+from schemas.errors import KvquiltError, RequestError
 
 
 class Service:
@@ -38,8 +38,25 @@ def test_a_deletion_is_reached_without_chunks():
     assert wait(Service(a=[at(1), at(2, 0, 0)]), {"a": Wanted(2, deleted=True)}).kv == ["a"]
 
 
-def test_a_newer_version_will_do():
-    assert wait(Service(a=[at(5)]), {"a": Wanted(2)}).kv == ["a"]
+def test_a_newer_version_ends_the_wait_and_is_named():
+    """Bug: `publish --wait` of an older version said that it was servable."""
+    reached = wait(Service(a=[at(5)]), {"a": Wanted(2)})
+    assert (reached.text, reached.kv, reached.superseded) == ([], [], {"a": 5})
+
+
+def test_a_service_that_is_not_ready_is_waited_for():
+    """Bug: `publish --wait` right after `up` ended with "the model is being loaded"."""
+
+    class Starting(Service):
+        refusals = 2
+
+        def status(self, doc_id):
+            if self.refusals:
+                self.refusals -= 1
+                raise RequestError("the model is being loaded", status=503, code="not_ready")
+            return super().status(doc_id)
+
+    assert wait(Starting(a=[at(2)]), {"a": Wanted(2)}).kv == ["a"]
 
 
 def test_more_documents_than_are_asked_for_at_once_are_all_waited_for():

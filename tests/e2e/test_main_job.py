@@ -142,3 +142,15 @@ def test_metrics_show_service_and_pipelines(world):
     metrics = world.service._answer("GET", "/metrics").text
     assert 'kvquilt_freshness_seconds_count{kind="kv"}' in metrics
     assert "kvquilt_reused_tokens_total" in metrics
+
+
+def test_publish_that_waits_tells_of_what_is_newer_and_of_what_was_refused(world):
+    """Bug: a change that was dropped for its version was reported as servable, with exit status 0."""
+    world.publish("order/boat.txt", "The boat is red.", "--version", "10")
+    older = world.publish("order/boat.txt", "The boat is blue.", "--version", "3")
+    assert (older["servable"], older["superseded"]) == (0, {"order/boat.txt": 10})
+    file = world.folder / "files" / "order" / "boat.txt"
+    again = ("publish", str(file), "--root", str(world.folder / "files"), "--wait", "--version", "10")
+    refused = world.kvquilt(*again, code=1)
+    assert "version 10 was ingested before with other content" in refused["refused"]["order/boat.txt"]
+    assert refused["servable"] == 0

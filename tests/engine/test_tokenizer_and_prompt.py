@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -156,16 +155,6 @@ def test_the_digest_names_the_tokenizer_and_the_template() -> None:
     digests = [make(kind, chat).digest for kind in KINDS for chat in (None, CHATML)]
     assert len(set(digests)) == len(digests)
     assert make("plain").digest == make("plain").digest
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_offsets_are_character_ranges_of_the_text(kind: str) -> None:
-    text = "the cat, the hat" if kind == "metaspace" else "the café, the 日本"
-    ids, offsets = make(kind).encode_with_offsets(text)
-    assert ids == make(kind).encode(text)
-    assert offsets[0][0] == 0
-    assert offsets[-1][1] == len(text)
-    assert all(a[1] <= b[1] and a[0] <= b[0] for a, b in pairwise(offsets))
 
 
 def test_a_slow_tokenizer_is_refused() -> None:

@@ -156,3 +156,12 @@ def test_the_error_object_is_in_the_description_of_the_api(client):
     assert "HTTPValidationError" not in json.dumps(described)
     assert "4XX" in described["paths"]["/v1/answer"]["post"]["responses"]
     assert client.get("/docs").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["lake%0a", "lake%0d", "a%0ab", "%00", "lake%7f"])
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_a_control_character_in_a_path_names_no_document(client, bench, method, path):
+    """Bug: a route's pattern let a last line feed go, so that `lake%0a` changed and deleted `lake`."""
+    response = client.request(method, f"/v1/documents/{path}", json={"content": "x"} if method == "PUT" else None)
+    assert error_of(response, 400)["message"] == "the path holds a control character; no document id may"
+    assert not bench.publisher.messages
