@@ -64,7 +64,7 @@ def up(context: Context, data_dir: DataDir = None, host: Host = None, port: Port
 @command(app)
 def publish(
     context: Context,
-    files: Annotated[list[Path], typer.Argument(help="Files (.md, .txt, .jsonl) or folders of them.")],
+    files: Annotated[list[Path], typer.Argument(help="Files (.md, .txt, .html, .pdf, .jsonl) or folders of them.")],
     root: Annotated[Path, typer.Option("--root", help="Ids are paths relative to this folder.")] = Path(),
     version: Annotated[int | None, typer.Option("--version", min=0, help="Version of all of them.")] = None,
     tenant: Tenant = "default",
