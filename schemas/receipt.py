@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -47,21 +47,13 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-M = TypeVar("M", bound=_Frozen)
-
-
-class ReceiptPart(_Frozen):
-    """What one stage found and left of the versions up to `version`; `at_ms` is when it had counted."""
+class _Stored(_Frozen):
+    """What is kept as an object: it is about one version of one document in one generation."""
 
     tenant: str
     doc_id: str
     version: int
     generation: str
-    stage: Stage
-    asked_ms: int
-    at_ms: int
-    found: Counts
-    left: Counts
 
     @property
     def document(self) -> DocumentKey:
@@ -73,9 +65,22 @@ class ReceiptPart(_Frozen):
         return self.model_dump_json().encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> ReceiptPart:
-        """Read a stored part; raises `InputError` where it is none."""
-        return _read(cls, data)
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read a stored object; raises `InputError` where it is none."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise InputError(f"not a {cls.__name__}: {error.errors()[0]['msg']}") from error
+
+
+class ReceiptPart(_Stored):
+    """What one stage found and left of the versions up to `version`; `at_ms` is when it had counted."""
+
+    stage: Stage
+    asked_ms: int
+    at_ms: int
+    found: Counts
+    left: Counts
 
 
 class PlaceCount(_Frozen):
@@ -87,7 +92,7 @@ class PlaceCount(_Frozen):
     left: int = Field(ge=0)
 
 
-class Receipt(_Frozen):
+class Receipt(_Stored):
     """The deletion of a document, as it can be shown. Times are ms since the epoch.
 
     Attributes:
@@ -99,10 +104,6 @@ class Receipt(_Frozen):
         missing: what is still to happen, in sentences; empty where complete.
     """
 
-    tenant: str
-    doc_id: str
-    version: int
-    generation: str
     state: ReceiptState
     asked_ms: int | None
     invisible_ms: int | None
@@ -110,20 +111,6 @@ class Receipt(_Frozen):
     recounted_ms: int
     counts: tuple[PlaceCount, ...]
     missing: tuple[str, ...]
-
-    @property
-    def document(self) -> DocumentKey:
-        """The key of the document."""
-        return DocumentKey(self.tenant, self.doc_id)
-
-    def to_bytes(self) -> bytes:
-        """The object as it is stored."""
-        return self.model_dump_json().encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Receipt:
-        """Read a stored receipt; raises `InputError` where it is none."""
-        return _read(cls, data)
 
 
 def judge(
@@ -171,10 +158,3 @@ def judge(
         counts=tuple(counts),
         missing=tuple(missing),
     )
-
-
-def _read(kind: type[M], data: bytes) -> M:
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        raise InputError(f"not a {kind.__name__}: {error.errors()[0]['msg']}") from error
