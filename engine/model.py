@@ -11,7 +11,7 @@ import torch
 from engine.capture import Capture
 from engine.decode import Detokenizer, Sampler, SamplingParams, Step
 from engine.hf_adapter import HfModel, ModelSpec
-from engine.passes import Enough, PassRows
+from engine.passes import Enough, PassMemo, PassRows
 from engine.plan import Plan
 from engine.policies import Policy
 from engine.prefill import PackedChunks, PrefixRows, batches
@@ -205,7 +205,14 @@ class Model:
 
     @torch.inference_mode()
     def select(
-        self, plan: Plan, base: Base, policy: Policy, budget: float, *, first_chunk_exact: bool = True
+        self,
+        plan: Plan,
+        base: Base,
+        policy: Policy,
+        budget: float,
+        *,
+        first_chunk_exact: bool = True,
+        passes: PassMemo | None = None,
     ) -> torch.Tensor:
         """Which positions to repair: sorted, for `generate` and `logits`.
 
@@ -216,12 +223,13 @@ class Model:
             budget: share of all chunk tokens that may be repaired, 0 to 1.
             first_chunk_exact: rows were prefilled behind this prefix (variant `shared_prefix`), so that the first
                 chunk's are those of a full prefill and nothing is spent on it.
+            passes: what earlier calls with the same plan, base and `first_chunk_exact` found.
 
         Raises:
             InputError: the budget is not a share.
         """
         with self._turns.answering():
-            context = SelectionContext(plan, base, self.spec, self._look, first_chunk_exact)
+            context = SelectionContext(plan, base, self.spec, self._look, first_chunk_exact, passes or PassMemo())
             return policy.select(context, budget)
 
     @torch.inference_mode()

@@ -7,7 +7,8 @@ slots, and leaves the model as soon as its last wanted layer is through.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -19,6 +20,31 @@ Run = Callable[[torch.Tensor, torch.Tensor, "PassRows"], None]  # ids [S], posit
 
 class Enough(Exception):  # noqa: N818 - not a fault: the pass has what it wanted
     """Raised in the middle of a forward pass to end it; whoever started the pass catches it."""
+
+
+class PassMemo:
+    """What passes over one base found, so that policies that are compared on it need not run the same pass again.
+
+    One memo serves one plan, its base, and one choice of what is exact in it.
+
+    Attributes:
+        saved_s: seconds that the passes took which were asked for again: what they would have cost once more.
+    """
+
+    def __init__(self) -> None:
+        """Nothing found yet."""
+        self.saved_s = 0.0
+        self._found: dict[Hashable, tuple[torch.Tensor, float]] = {}
+
+    def get(self, asked: Hashable, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `run` gives, or gave when the same was asked before; a copy, which the caller may change."""
+        if asked in self._found:
+            self.saved_s += self._found[asked][1]
+        else:
+            begin = time.perf_counter()
+            found = run()
+            self._found[asked] = found, time.perf_counter() - begin
+        return self._found[asked][0].clone()
 
 
 class PassRows:

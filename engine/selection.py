@@ -10,7 +10,7 @@ import torch
 
 from engine.deviation import DeviationRows, FilteringRows
 from engine.hf_adapter import ModelSpec
-from engine.passes import Run
+from engine.passes import PassMemo, Run
 from engine.plan import Plan, Segment
 from engine.rows import Base
 from engine.scoring import Reduction, ScoringRows
@@ -27,6 +27,7 @@ class SelectionContext:
         run: runs a pass; ends quietly where the pass has enough.
         first_chunk_exact: the rows of the first chunk were computed behind this very prefix (variant
             `shared_prefix`), so that they are those of a full prefill and no budget is spent on them.
+        passes: what was found already; shared by the policies that are compared on one prompt.
     """
 
     plan: Plan
@@ -34,7 +35,7 @@ class SelectionContext:
     spec: ModelSpec
     run: Run
     first_chunk_exact: bool = True
-    _attention: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict, repr=False)
+    passes: PassMemo = field(default_factory=PassMemo, repr=False)
 
     @cached_property
     def n_ctx(self) -> int:
@@ -62,17 +63,17 @@ class SelectionContext:
     def attention(self, layers: Sequence[int], reduction: Reduction) -> torch.Tensor:
         """Attention of the question's rows to each token at `layers`, reduced: `[len(layers), n_ctx]` fp32.
 
-        One pass of the open rows as far as the deepest layer; what was computed before is not computed again.
+        One pass of the open rows as far as the deepest layer; it is not run again when the same is asked again.
         """
-        wanted = [layer for layer in layers if (reduction.name, layer) not in self._attention]
-        if wanted:
+
+        def run() -> torch.Tensor:
             positions = torch.tensor(self.plan.open_positions)
             start, end = self.question
-            rows = ScoringRows(self.base, positions, end - start, wanted, reduction)
+            rows = ScoringRows(self.base, positions, end - start, layers, reduction)
             self.run(self._ids(positions), positions, rows)
-            for layer, scores in rows.scores.items():
-                self._attention[reduction.name, layer] = self._by_position(scores)
-        return torch.stack([self._attention[reduction.name, layer] for layer in layers])
+            return torch.stack([self._by_position(rows.scores[layer]) for layer in layers])
+
+        return self.passes.get(("attention", reduction.name, tuple(layers)), run)
 
     def deviation(self, layer: int, of: str) -> torch.Tensor:
         """Squared change of each row at `layer` when everything before it is computed in full: `[n_ctx]` fp32.
@@ -83,18 +84,26 @@ class SelectionContext:
             layer: where rows are compared.
             of: `v` or `k` (rotated keys).
         """
-        positions = torch.arange(self.plan.segments[0].end, self.plan.n_tokens)
-        rows = DeviationRows(self.base, positions, layer, of)
-        self.run(self._ids(positions), positions, rows)
-        return self._by_position(rows.deviation)
+
+        def run() -> torch.Tensor:
+            positions = torch.arange(self.plan.segments[0].end, self.plan.n_tokens)
+            rows = DeviationRows(self.base, positions, layer, of)
+            self.run(self._ids(positions), positions, rows)
+            return self._by_position(rows.deviation)
+
+        return self.passes.get(("deviation", layer, of), run)
 
     def filtered(self, keep: Sequence[tuple[int, int]], of: str) -> torch.Tensor:
         """Positions that survive a gradual filter: at each `(layer, n)` of `keep` the `n` largest deviations."""
-        positions = torch.arange(self.plan.segments[0].end, self.plan.n_tokens)
-        candidates = self.eligible[positions.clamp_max(self.n_ctx - 1)] & (positions < self.n_ctx)
-        rows = FilteringRows(self.base, positions, candidates, keep, of)
-        self.run(self._ids(positions), positions, rows)
-        return positions[rows.alive & candidates]
+
+        def run() -> torch.Tensor:
+            positions = torch.arange(self.plan.segments[0].end, self.plan.n_tokens)
+            candidates = self.eligible[positions.clamp_max(self.n_ctx - 1)] & (positions < self.n_ctx)
+            rows = FilteringRows(self.base, positions, candidates, keep, of)
+            self.run(self._ids(positions), positions, rows)
+            return positions[rows.alive & candidates]
+
+        return self.passes.get(("filtered", tuple(keep), of), run)
 
     @cached_property
     def eligible(self) -> torch.Tensor:

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from engine import Plan, PlannedChunk, composite_plan, plan_prompt, without_reuse
-from engine.policies import create_policy
+from engine import Model, Plan, PlannedChunk, composite_plan, plan_prompt, without_reuse
+from engine.passes import PassMemo
+from engine.policies import Policy, create_policy
 from engine.repair import count_tokens
 from engine.rows import Base
 from engine.session import Session
@@ -68,7 +69,8 @@ BASELINES = (Method(FULL), Method(NO_CONTEXT))
 class Seconds:
     """Where the time to the first token went; everything is warm, the prompt's ids are known. 0: does not apply.
 
-    `load` reads rows from disk (in the page cache), `first_step` is the pass that repairs and answers the prompt.
+    `load` reads rows from disk (in the page cache), `first_step` is the pass that repairs and answers the prompt. A
+    selection pass that several methods share is run once and charged to each, as if the method were alone.
     """
 
     load: float = 0.0
@@ -135,6 +137,25 @@ class _Reference:
     ids: list[int]
     log_p: torch.Tensor
     first_step_s: float
+
+
+@dataclass(frozen=True)
+class _Stitched:
+    """The base of a prompt in one variant, what selection passes over it have found, and what it cost."""
+
+    variant: Variant
+    plan: Plan
+    base: Base
+    load_s: float
+    stitch_s: float
+    passes: PassMemo = field(default_factory=PassMemo)
+
+    def select(self, model: Model, policy: Policy, budget: float) -> tuple[torch.Tensor, float]:
+        """Positions to repair, and the seconds that it takes to choose them for one who shares no pass."""
+        saved, begin = self.passes.saved_s, time.perf_counter()
+        exact = self.variant.first_chunk_exact
+        repair = model.select(self.plan, self.base, policy, budget, first_chunk_exact=exact, passes=self.passes)
+        return repair, time.perf_counter() - begin + self.passes.saved_s - saved
 
 
 def evaluate(
@@ -204,7 +225,7 @@ class _Question:
                 "before an answer; take fewer or shorter chunks"
             )
         self._reference: _Reference | None = None
-        self._stitched: tuple[tuple[Variant, Plan], Base, Seconds] | None = None
+        self._stitched: _Stitched | None = None
 
     def key(self, method: Method) -> str:
         """What decides a result, in short. Company and neighbours count where the variant has them."""
@@ -232,14 +253,10 @@ class _Question:
             return self._result(method, key, ids, kl, plan, 0, Seconds(first_step=first_step))
         policy = create_policy(method.policy, **dict(method.options))
         plan = composite_plan(self._plan) if policy.layout == "composite" else self._plan
-        base, spent = self._base(method.variant, plan)
-        begin = time.perf_counter()
-        repair = self._subject.model.select(
-            plan, base, policy, method.budget, first_chunk_exact=method.variant.first_chunk_exact
-        )
-        selected = time.perf_counter() - begin
-        ids, kl, first_step = self._answer(plan, base, repair)
-        seconds = Seconds(spent.load, spent.stitch, selected, first_step)
+        stitched = self._base(method.variant, plan)
+        repair, selected = stitched.select(self._subject.model, policy, method.budget)
+        ids, kl, first_step = self._answer(plan, stitched.base, repair)
+        seconds = Seconds(stitched.load_s, stitched.stitch_s, selected, first_step)
         return self._result(method, key, ids, kl, plan, len(repair), seconds)
 
     def _planned(self, passages: Sequence[Passage]) -> Plan:
@@ -295,18 +312,19 @@ class _Question:
                 return ids
             logits.append(session.extend(ids[-1:], len(ids) - 1)[0])
 
-    def _base(self, variant: Variant, plan: Plan) -> tuple[Base, Seconds]:
+    def _base(self, variant: Variant, plan: Plan) -> _Stitched:
         """The stitched rows of a variant; the last one is kept."""
-        if self._stitched is None or self._stitched[0] != (variant, plan):
-            self._stitched = None
+        kept = self._stitched
+        if kept is None or (kept.variant, kept.plan) != (variant, plan):
+            kept = self._stitched = None  # its memory is needed
             self._subject.prepare(self._passages, variant, self.corpus)
             begin = time.perf_counter()
             rows = self._subject.load(self._passages, variant, self.corpus)
             loaded = time.perf_counter()
             base = self._subject.model.stitch(plan, rows, room=self._n + KL_TOKENS)
             end = time.perf_counter()
-            self._stitched = (variant, plan), base, Seconds(loaded - begin, end - loaded)
-        return self._stitched[1], self._stitched[2]
+            kept = self._stitched = _Stitched(variant, plan, base, loaded - begin, end - loaded)
+        return kept
 
     def _result(
         self, method: Method, key: str, ids: list[int], kl: list[float], plan: Plan, repaired: int, seconds: Seconds

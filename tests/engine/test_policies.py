@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.model import Model
-from engine.passes import Enough
+from engine.passes import Enough, PassMemo, PassRows
 from engine.plan import Plan, PlannedChunk, plan_prompt
 from engine.policies import POLICIES, Policy, create_policy
 from engine.rows import Base
@@ -273,3 +273,39 @@ def test_a_balanced_closure_does_not_leave_far_chunks_to_the_near_one(llama: Mod
     assert float(first.mean()) == pytest.approx(1.0, rel=1e-4)
     assert float(second.mean()) == pytest.approx(1.0, rel=1e-4)
     same(first, plain[:33] / plain[:33].mean())
+
+
+EVERY = [("cacheblend", {}), ("cacheblend", {"mode": "gradual"}), ("fusionrag", {}), ("fusionrag", {"group": 4})]
+EVERY += [(name, {}) for name in ("none", "epic", "infoflow", "prophet", "closure", "random", "full")]
+
+
+def test_policies_that_share_passes_choose_what_they_choose_alone(model: Model) -> None:
+    """A score that one policy changes in place, or a pass taken for another's, would change the next one's choice."""
+    plan = plan_of(model, LENS, N_QUESTION)
+    base, passes = stitched(model, plan), PassMemo()
+    for budget in (0.1, 0.3):
+        for name, options in EVERY:
+            policy = create_policy(name, **options)
+            alone = model.select(plan, base, policy, budget)
+            assert model.select(plan, base, policy, budget, passes=passes).equal(alone), (name, options, budget)
+
+
+def test_a_pass_that_was_run_is_not_run_again_and_its_seconds_are_told(model: Model) -> None:
+    plan = plan_of(model, LENS, N_QUESTION)
+    ran: list[int] = []
+
+    def look(ids: torch.Tensor, positions: torch.Tensor, rows: PassRows) -> None:
+        ran.append(len(ids))
+        model._look(ids, positions, rows)
+
+    passes = PassMemo()
+    context = SelectionContext(plan, stitched(model, plan), model.spec, look, passes=passes)
+    with torch.inference_mode():
+        for name in ("infoflow", "cacheblend"):
+            first = [create_policy(name).select(context, budget) for budget in (0.1, 0.2)]
+            assert len(first[0]) < len(first[1])
+        assert len(ran) == 2
+        saved = passes.saved_s
+        create_policy("prophet").select(context, 0.1)  # another pass: nothing saved
+        assert (len(ran), passes.saved_s) == (3, saved)
+    assert saved > 0

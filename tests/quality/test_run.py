@@ -194,3 +194,17 @@ def test_broken_rows_end_the_run_instead_of_giving_a_number(subject: Subject) ->
     load, subject.load = subject.load, broken  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="hold NaN or infinity"):
         run(subject, Method("none"), limit=1)
+
+
+def test_methods_that_share_selection_passes_have_the_results_that_they_have_alone(
+    make_subject: Callable[..., Subject],
+) -> None:
+    """A table is made faster, not different; and a method is charged for a pass that another ran before it."""
+    variants = (VARIANTS["shared_prefix"], VARIANTS["company"])
+    policies = ("infoflow", "closure", "cacheblend", "composite", "prophet")
+    methods = [Method(p, b, v) for v in variants for p in policies for b in (0.1, 0.3)]
+    together = run(make_subject(), *methods, limit=1)[2:]
+    for method, shared in zip(methods, together, strict=True):
+        alone = run(make_subject(), method, limit=1)[2]
+        assert replace(alone, seconds=shared.seconds) == shared
+        assert method.policy == "composite" or shared.seconds.select > 0
