@@ -12,11 +12,10 @@ from typing import Any
 
 from cli.context import Context, Format
 from quality import Form, Method, Progress, Report, Result, Subject, evaluate, load_set, load_subject, summarise
-from quality.methods import methods_of
+from quality.methods import FULL, NO_CONTEXT, methods_of
 from quality.plot import svg
 from quality.report import Row, markdown, terminal
 from quality.results import ResultFile
-from quality.run import FULL, NO_CONTEXT
 from schemas.errors import InputError
 from schemas.settings import Settings
 

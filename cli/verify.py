@@ -9,7 +9,7 @@ from cli.context import Context
 from engine import resolve_generation
 from quality import load_subject
 from quality.methods import methods_of
-from quality.run import Progress
+from quality.results import Progress
 from quality.verify import POLICIES, lines, verify
 from schemas.certificate import Certificate, pick
 from schemas.errors import InputError

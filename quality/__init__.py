@@ -9,20 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quality.methods import Method
     from quality.questions import Form, Question, QuestionSet
     from quality.report import Report, summarise
-    from quality.run import Method, Progress, Result, evaluate
+    from quality.results import Progress, Result
+    from quality.run import evaluate
     from quality.sets import load_set
     from quality.subject import Subject, load_subject
 
 _HOME = {
     "Form": "quality.questions",
-    "Method": "quality.run",
-    "Progress": "quality.run",
+    "Method": "quality.methods",
+    "Progress": "quality.results",
     "Question": "quality.questions",
     "QuestionSet": "quality.questions",
     "Report": "quality.report",
-    "Result": "quality.run",
+    "Result": "quality.results",
     "Subject": "quality.subject",
     "evaluate": "quality.run",
     "load_set": "quality.sets",

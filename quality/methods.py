@@ -1,19 +1,53 @@
-"""From what a command line says to the methods of a table."""
+"""The methods of a table, and how a command line names them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from engine.policies import POLICIES
+from engine.policies import POLICIES, create_policy
 from engine.variants import SHARED_PREFIX, Variant, variant_named
-from quality.run import FULL, NO_CONTEXT, Method
 from schemas.errors import InputError
 
+FULL, NO_CONTEXT = "full", "no_context"
 BUDGETS = (0.05, 0.10, 0.15, 0.20)
 _EPIC_HEADS = (16, 32)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of a table.
+
+    Attributes:
+        policy: a selection policy, or `full` attention, or `no_context`; those two have no variant and no budget.
+        options: of the policy, as (name, value) pairs.
+    """
+
+    policy: str
+    budget: float = 0.0
+    variant: Variant = SHARED_PREFIX
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """How tables call it."""
+        if self.policy in (FULL, NO_CONTEXT):
+            return self.policy.replace("_", " ")
+        options = "".join(f" {name}={value}" for name, value in self.options)
+        return f"{self.policy}{options}"
+
+    def check(self) -> None:
+        """Raise `InputError` where there is no such policy, or it does not take the options or the budget."""
+        if not 0.0 <= self.budget <= 1.0:
+            raise InputError(f"the budget is {self.budget}; expected the share of chunk tokens to repair, 0 to 1")
+        if self.policy not in (FULL, NO_CONTEXT):
+            create_policy(self.policy, **dict(self.options))
+
+
+BASELINES = (Method(FULL), Method(NO_CONTEXT))
 
 
 def methods_of(

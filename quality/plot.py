@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from quality.methods import FULL, NO_CONTEXT
 from quality.report import Report, Row
-from quality.run import FULL, NO_CONTEXT
 
 _WIDTH, _HEIGHT, _PANEL = 1040, 420, 400  # of the picture, and the width of a panel
 _LEFT, _TOP, _TALL = 70, 50, 300

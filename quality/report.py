@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from quality.methods import FULL, NO_CONTEXT
 from quality.metrics import Retention, mean_interval, retention
-from quality.run import FULL, NO_CONTEXT, Result
+from quality.results import Result
 
 Row = dict[str, Any]
 _Name = tuple[str, str, str, float]  # variant, policy, options, budget

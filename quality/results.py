@@ -1,12 +1,81 @@
-"""Results on disk, one JSON line each: a long table can be made in pieces, and killed at any time."""
+"""What was measured of one method on one question; and a file of that, one JSON line each.
+
+So a long table can be made in pieces, and killed at any time.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from quality.run import Result
 from schemas.errors import InputError
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where the time to the first token went; everything is warm, the prompt's ids are known. 0: does not apply.
+
+    `load` reads rows from disk (in the page cache), `first_step` is the pass that repairs and answers the prompt. A
+    selection pass that several methods share is run once and charged to each, as if the method were alone.
+    """
+
+    load: float = 0.0
+    stitch: float = 0.0
+    select: float = 0.0
+    first_step: float = 0.0
+
+    @property
+    def ttft(self) -> float:
+        """Time to the first token."""
+        return self.load + self.stitch + self.select + self.first_step
+
+
+@dataclass(frozen=True)
+class Result:
+    """One question, one method."""
+
+    key: str
+    set: str
+    question: str
+    policy: str
+    options: dict[str, Any]
+    variant: str
+    budget: float
+    kl: float  # mean over the answer's first tokens
+    kl_first: float
+    f1: float | None
+    right: bool | None
+    answer: str
+    prompt_tokens: int
+    chunk_tokens: int
+    repaired_tokens: int
+    fresh_tokens: int
+    seconds: Seconds = field(default_factory=Seconds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """One line of a results file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Result:
+        """Back from a line.
+
+        Raises:
+            TypeError: fields are missing, or unknown.
+        """
+        return cls(**{**values, "seconds": Seconds(**values["seconds"])})
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Told after every result: how many of how many are done, and the last one (None while things are prepared)."""
+
+    done: int
+    total: int
+    doing: str
+    result: Result | None = None
 
 
 class ResultFile:

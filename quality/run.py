@@ -9,153 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
-import torch
-
-from engine import Model, Plan, PlannedChunk, composite_plan, plan_prompt, without_reuse
-from engine.passes import PassMemo
-from engine.policies import Policy, create_policy
+from engine import Plan, PlannedChunk, composite_plan, plan_prompt
+from engine.policies import create_policy
 from engine.repair import count_tokens
-from engine.rows import Base
-from engine.session import Session
-from engine.variants import SHARED_PREFIX, Variant
+from engine.variants import Variant
 from quality import metrics
+from quality.answers import KL_TOKENS, RUN_FORMAT, Answer, Answers
+from quality.methods import BASELINES, FULL, NO_CONTEXT, Method
 from quality.questions import Form, Passage, Question, QuestionSet
+from quality.results import Progress, Result, Seconds
+from quality.stitched import Stitched
 from quality.subject import Subject
 from schemas.errors import InputError
 from schemas.ids import digest
-
-KL_TOKENS = 12  # of full attention's greedy answer, stop or no stop
-RUN_FORMAT = 1  # raise it when a result means something else
-FULL, NO_CONTEXT = "full", "no_context"
-
-
-@dataclass(frozen=True)
-class Method:
-    """One row of a table.
-
-    Attributes:
-        policy: a selection policy, or `full` attention, or `no_context`; those two have no variant and no budget.
-        options: of the policy, as (name, value) pairs.
-    """
-
-    policy: str
-    budget: float = 0.0
-    variant: Variant = SHARED_PREFIX
-    options: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def label(self) -> str:
-        """How tables call it."""
-        if self.policy in (FULL, NO_CONTEXT):
-            return self.policy.replace("_", " ")
-        options = "".join(f" {name}={value}" for name, value in self.options)
-        return f"{self.policy}{options}"
-
-    def check(self) -> None:
-        """Raise `InputError` where there is no such policy, or it does not take the options or the budget."""
-        if not 0.0 <= self.budget <= 1.0:
-            raise InputError(f"the budget is {self.budget}; expected the share of chunk tokens to repair, 0 to 1")
-        if self.policy not in (FULL, NO_CONTEXT):
-            create_policy(self.policy, **dict(self.options))
-
-
-BASELINES = (Method(FULL), Method(NO_CONTEXT))
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Where the time to the first token went; everything is warm, the prompt's ids are known. 0: does not apply.
-
-    `load` reads rows from disk (in the page cache), `first_step` is the pass that repairs and answers the prompt. A
-    selection pass that several methods share is run once and charged to each, as if the method were alone.
-    """
-
-    load: float = 0.0
-    stitch: float = 0.0
-    select: float = 0.0
-    first_step: float = 0.0
-
-    @property
-    def ttft(self) -> float:
-        """Time to the first token."""
-        return self.load + self.stitch + self.select + self.first_step
-
-
-@dataclass(frozen=True)
-class Result:
-    """One question, one method."""
-
-    key: str
-    set: str
-    question: str
-    policy: str
-    options: dict[str, Any]
-    variant: str
-    budget: float
-    kl: float  # mean over the answer's first tokens
-    kl_first: float
-    f1: float | None
-    right: bool | None
-    answer: str
-    prompt_tokens: int
-    chunk_tokens: int
-    repaired_tokens: int
-    fresh_tokens: int
-    seconds: Seconds = field(default_factory=Seconds)
-
-    def as_dict(self) -> dict[str, Any]:
-        """One line of a results file."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Result:
-        """Back from a line.
-
-        Raises:
-            TypeError: fields are missing, or unknown.
-        """
-        return cls(**{**values, "seconds": Seconds(**values["seconds"])})
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Told after every result: how many of how many are done, and the last one (None while things are prepared)."""
-
-    done: int
-    total: int
-    doing: str
-    result: Result | None = None
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """Full attention on one question: its answer's ids, log-probabilities `[KL_TOKENS, vocab]`, and its time."""
-
-    ids: list[int]
-    log_p: torch.Tensor
-    first_step_s: float
-
-
-@dataclass(frozen=True)
-class _Stitched:
-    """The base of a prompt in one variant, what selection passes over it have found, and what it cost."""
-
-    variant: Variant
-    plan: Plan
-    base: Base
-    load_s: float
-    stitch_s: float
-    passes: PassMemo = field(default_factory=PassMemo)
-
-    def select(self, model: Model, policy: Policy, budget: float) -> tuple[torch.Tensor, float]:
-        """Positions to repair, and the seconds that it takes to choose them for one who shares no pass."""
-        saved, begin = self.passes.saved_s, time.perf_counter()
-        exact = self.variant.first_chunk_exact
-        repair = model.select(self.plan, self.base, policy, budget, first_chunk_exact=exact, passes=self.passes)
-        return repair, time.perf_counter() - begin + self.passes.saved_s - saved
 
 
 def evaluate(
@@ -224,8 +93,8 @@ class _Question:
                 f"question {question.id}: its prompt has {self._plan.n_tokens} tokens, the model takes {longest} "
                 "before an answer; take fewer or shorter chunks"
             )
-        self._reference: _Reference | None = None
-        self._stitched: _Stitched | None = None
+        self._answers = Answers(subject, self._plan, answer_tokens)
+        self._stitched: Stitched | None = None
 
     def key(self, method: Method) -> str:
         """What decides a result, in short. Company and neighbours count where the variant has them."""
@@ -243,76 +112,24 @@ class _Question:
     def result(self, method: Method, key: str) -> Result:
         """Run one method."""
         if method.policy == FULL:
-            reference = self._full()
-            zero = [0.0] * KL_TOKENS
-            seconds = Seconds(first_step=reference.first_step_s)
-            return self._result(method, key, reference.ids, zero, self._plan, 0, seconds)
+            answer = self._answers.full()
+            return self._result(method, key, answer, self._plan, 0, Seconds(first_step=answer.first_step_s))
         if method.policy == NO_CONTEXT:
             plan = self._planned([])
-            ids, kl, first_step = self._answer(plan, None, None)
-            return self._result(method, key, ids, kl, plan, 0, Seconds(first_step=first_step))
+            answer = self._answers.of(plan, None, None)
+            return self._result(method, key, answer, plan, 0, Seconds(first_step=answer.first_step_s))
         policy = create_policy(method.policy, **dict(method.options))
         plan = composite_plan(self._plan) if policy.layout == "composite" else self._plan
         stitched = self._base(method.variant, plan)
         repair, selected = stitched.select(self._subject.model, policy, method.budget)
-        ids, kl, first_step = self._answer(plan, stitched.base, repair)
-        seconds = Seconds(stitched.load_s, stitched.stitch_s, selected, first_step)
-        return self._result(method, key, ids, kl, plan, len(repair), seconds)
+        answer = self._answers.of(plan, stitched.base, repair)
+        seconds = Seconds(stitched.load_s, stitched.stitch_s, selected, answer.first_step_s)
+        return self._result(method, key, answer, plan, len(repair), seconds)
 
     def _planned(self, passages: Sequence[Passage]) -> Plan:
         return plan_prompt(self._subject.template, self._ids, [PlannedChunk(each.ids, True) for each in passages])
 
-    def _full(self) -> _Reference:
-        """Full attention's answer, from the disk where an earlier run left it."""
-        if self._reference is not None:
-            return self._reference
-        plan = without_reuse(self._plan)
-        fingerprint = self._subject.model.fingerprint.digest
-        name = digest(["reference", RUN_FORMAT, fingerprint, list(plan.token_ids), self._n])
-        packed = self._subject.cache.tensor(name, lambda: self._full_answer(plan))
-        head = packed[0]
-        n = int(head[0])
-        self._reference = _Reference([int(x) for x in head[2 : 2 + n]], packed[1:], float(head[1]))
-        return self._reference
-
-    def _full_answer(self, plan: Plan) -> torch.Tensor:
-        """`[1 + KL_TOKENS, vocab]`: number of ids, seconds and ids in the first row, then the log-probabilities."""
-        with self._subject.model.session(plan, None, room=self._n) as session:
-            begin = time.perf_counter()
-            logits = [session.prompt()]
-            seconds = time.perf_counter() - begin
-            ids = self._greedy(session, [], logits, at_least=KL_TOKENS)
-        head = torch.zeros(self._subject.model.spec.vocab_size)
-        head[: 2 + len(ids)] = torch.tensor([float(len(ids)), seconds, *map(float, ids)])
-        return torch.cat([head[None], torch.stack(logits[:KL_TOKENS]).log_softmax(-1)])
-
-    def _answer(
-        self, plan: Plan, base: Base | None, repair: torch.Tensor | None
-    ) -> tuple[list[int], list[float], float]:
-        """A method's own greedy answer, its KL along the reference's, and the seconds of the first pass."""
-        reference = self._full()
-        with self._subject.model.session(plan, base, repair=repair, room=self._n + KL_TOKENS) as session:
-            begin = time.perf_counter()
-            first = session.prompt()
-            seconds = time.perf_counter() - begin
-            forced = torch.cat([first[None], session.extend(reference.ids[: KL_TOKENS - 1])])
-            kl = metrics.kl(reference.log_p, forced)
-            own = forced.argmax(-1).tolist()
-            same = next((n for n in range(KL_TOKENS) if own[n] != reference.ids[n]), KL_TOKENS - 1)
-            ids = self._greedy(session, own[:same], [*forced[: same + 1]])  # where they part, it goes its own way
-        return ids, kl, seconds
-
-    def _greedy(self, session: Session, ids: list[int], logits: list[torch.Tensor], at_least: int = 0) -> list[int]:
-        """Go on greedily from `ids` (whose rows are there) to a stop or the answer's length; fills `logits`."""
-        stops = self._subject.template.tokenizer.stop_ids
-        while True:
-            ids = [*ids, int(logits[-1].argmax())]
-            stopped = any(token in stops for token in ids)
-            if len(ids) >= self._n or (stopped and len(ids) >= at_least):
-                return ids
-            logits.append(session.extend(ids[-1:], len(ids) - 1)[0])
-
-    def _base(self, variant: Variant, plan: Plan) -> _Stitched:
+    def _base(self, variant: Variant, plan: Plan) -> Stitched:
         """The stitched rows of a variant; the last one is kept."""
         kept = self._stitched
         if kept is None or (kept.variant, kept.plan) != (variant, plan):
@@ -323,15 +140,13 @@ class _Question:
             loaded = time.perf_counter()
             base = self._subject.model.stitch(plan, rows, room=self._n + KL_TOKENS)
             end = time.perf_counter()
-            kept = self._stitched = _Stitched(variant, plan, base, loaded - begin, end - loaded)
+            kept = self._stitched = Stitched(variant, plan, base, loaded - begin, end - loaded)
         return kept
 
-    def _result(
-        self, method: Method, key: str, ids: list[int], kl: list[float], plan: Plan, repaired: int, seconds: Seconds
-    ) -> Result:
+    def _result(self, method: Method, key: str, answer: Answer, plan: Plan, repaired: int, seconds: Seconds) -> Result:
         tokenizer = self._subject.template.tokenizer
-        stop = next((n for n, token in enumerate(ids) if token in tokenizer.stop_ids), len(ids))
-        text = tokenizer.decode(ids[:stop]).rstrip("\ufffd").strip()  # an answer may end inside a character
+        stop = next((n for n, token in enumerate(answer.ids) if token in tokenizer.stop_ids), len(answer.ids))
+        text = tokenizer.decode(answer.ids[:stop]).rstrip("\ufffd").strip()  # an answer may end inside a character
         accepted = self._question.answers
         full = method.policy == FULL
         counts = count_tokens(plan)
@@ -343,8 +158,8 @@ class _Question:
             options=dict(method.options),
             variant="" if method.policy in (FULL, NO_CONTEXT) else method.variant.name,
             budget=method.budget,
-            kl=sum(kl) / len(kl),
-            kl_first=kl[0],
+            kl=sum(answer.kl) / len(answer.kl),
+            kl_first=answer.kl[0],
             f1=metrics.f1(text, accepted),
             right=metrics.right(text, accepted),
             answer=text,

@@ -9,9 +9,11 @@ from typing import Any
 from engine.certified import coverage
 from engine.conformance import check_conformance
 from engine.variants import company_text
+from quality.methods import FULL, NO_CONTEXT, Method
 from quality.questions import Form
 from quality.report import Row, summarise
-from quality.run import FULL, NO_CONTEXT, Method, Progress, evaluate
+from quality.results import Progress
+from quality.run import evaluate
 from quality.sets import load_set
 from quality.subject import Subject
 from schemas.certificate import Certificate, CertifiedRow, Conformance

@@ -10,9 +10,11 @@ import torch
 
 from engine import PlannedChunk, SamplingParams, plan_prompt, without_reuse
 from engine.policies import create_policy
-from engine.variants import VARIANTS
+from engine.variants import SHARED_PREFIX, VARIANTS
 from quality import Form, Method, Progress, QuestionSet, Result, Subject, evaluate
-from quality.run import BASELINES, KL_TOKENS
+from quality.answers import KL_TOKENS
+from quality.methods import BASELINES
+from quality.stitched import Stitched
 from schemas.errors import InputError
 from tests.quality.conftest import FORM, QUESTIONS, embed
 
@@ -208,3 +210,15 @@ def test_methods_that_share_selection_passes_have_the_results_that_they_have_alo
         alone = run(make_subject(), method, limit=1)[2]
         assert replace(alone, seconds=shared.seconds) == shared
         assert method.policy == "composite" or shared.seconds.select > 0
+
+
+def test_a_pass_that_another_method_ran_is_charged_to_this_one_too(subject: Subject) -> None:
+    """Its time to the first token must not look better because of the order of a table's rows."""
+    plan, passages = planned(subject)
+    base = subject.model.stitch(plan, subject.load(passages, SHARED_PREFIX, None))
+    stitched, policy = Stitched(SHARED_PREFIX, plan, base, 0.0, 0.0), create_policy("prophet")
+    stitched.select(subject.model, policy, 0.1)
+    assert stitched.passes.saved_s == 0
+    for times in (1, 2):
+        _, seconds = stitched.select(subject.model, policy, 0.2)
+        assert seconds > stitched.passes.saved_s / times > 0

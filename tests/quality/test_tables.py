@@ -14,8 +14,7 @@ from quality import Method, Result, summarise
 from quality.methods import methods_of
 from quality.plot import svg
 from quality.report import markdown, terminal
-from quality.results import ResultFile
-from quality.run import Seconds
+from quality.results import ResultFile, Seconds
 from schemas.errors import InputError
 
 DONE = Result(
