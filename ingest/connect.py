@@ -25,6 +25,7 @@ class ConnectIndex:
     Raises:
         StoreError: the vector index or the object store cannot be used.
         UnsupportedModelError: the model or the embedder cannot be used.
+        SettingsError: the settings make a generation that does not exist, and another one is live.
     """
 
     settings: Settings
@@ -63,7 +64,7 @@ class ConnectStores:
 
     def __call__(self) -> Stores:
         """The parts; made by the first call."""
-        return _once(self, lambda: Stores(**_stores(self.settings)[0]))
+        return _once(self, lambda: Stores(**_stores(self.settings, "look")[0]))
 
 
 @contextmanager
@@ -99,9 +100,10 @@ def _close(connect: object) -> None:
         parts.close()
 
 
-def _stores(settings: Settings) -> tuple[dict[str, Any], Any]:
+def _stores(settings: Settings, role: str) -> tuple[dict[str, Any], Any]:
     from engine import resolve_generation
     from stores.blobs import open_blobs
+    from stores.generations import GenerationStore
     from stores.kv_store import KvStore
     from stores.topics import Publisher
     from stores.vectors import open_index
@@ -110,14 +112,23 @@ def _stores(settings: Settings) -> tuple[dict[str, Any], Any]:
     generation = identity.generation
     blobs = open_blobs(settings.blobs_url, settings.blobs.options)
     blobs.ready()
+    generations = GenerationStore(blobs, lease_s=settings.generations.lease_s)
+    generations.read().admit(generation)  # first: of a generation that is refused nothing is made
     index = open_index(settings.qdrant, settings.qdrant_location, generation.name, generation.embedding_dim)
-    index.ensure()
+    try:
+        index.ensure()
+        claim = generations.claim(generation, settings, role)
+    except BaseException:
+        index.close()
+        raise
     made = {
-        "settings": settings,
+        "settings": claim.entry.bind(settings),
         "generation": generation,
         "index": index,
         "kv": KvStore(blobs, generation.name),
         "publisher": Publisher(settings.kafka),
+        "generations": generations,
+        "claim": claim,
     }
     return made, identity
 
@@ -126,7 +137,7 @@ def _index_parts(settings: Settings) -> IndexParts:
     from engine import load_embedder
 
     embedder = load_embedder(settings.embedder, settings.cache_folder)
-    made, identity = _stores(settings)
+    made, identity = _stores(settings, "index")
     chunker = Chunker(identity.tokenizer, settings.chunker.max_tokens)
     return IndexParts(**made, embedder=embedder, chunker=chunker, events=EventReader(settings.events))
 
@@ -137,7 +148,7 @@ def _prefill_parts(settings: Settings) -> PrefillParts:
     model = load_model(settings.model, settings.cache_folder)
     if model.reuse_refusal is not None:
         raise UnsupportedModelError(f"prefill cannot run: {model.reuse_refusal}")
-    made, identity = _stores(settings)
+    made, identity = _stores(settings, "prefill")
     parts = PrefillParts(**made, model=model, prefix_ids=identity.front_ids, first_ids=identity.template.prefix_ids)
     front, chunk, longest = len(identity.front_ids), settings.chunker.max_tokens, model.max_tokens
     if front + chunk > longest:

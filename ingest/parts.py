@@ -23,6 +23,7 @@ from schemas.settings import Settings
 from stores.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
+    from stores.generations import Claim, GenerationStore
     from stores.kv_store import KvStore
     from stores.receipts import Receipts
     from stores.topics import Publisher
@@ -79,7 +80,12 @@ def kv_rows(artifact: KvArtifact) -> Any:
 
 @dataclass(frozen=True)
 class Stores:
-    """What both pipelines use."""
+    """What both pipelines use.
+
+    Attributes:
+        settings: of the process, with the consumer groups of this generation.
+        claim: keeps the generation from being reclaimed until the parts are closed.
+    """
 
     settings: Settings
     generation: Generation
@@ -87,6 +93,8 @@ class Stores:
     kv: KvStore
     publisher: Publisher
     clock: Clock = field(default_factory=SystemClock)
+    generations: GenerationStore | None = None  # without: there is no other generation
+    claim: Claim | None = None
 
     def retry(self, action: Callable[[], T], what: str) -> T:
         """`retry.store_retry` with this process's settings."""
@@ -96,6 +104,8 @@ class Stores:
         """Close what the parts hold open."""
         self.publisher.close()
         self.index.close()
+        if self.claim is not None:
+            self.claim.close()
 
     @property
     def receipts(self) -> Receipts:

@@ -19,6 +19,7 @@ from ingest.embedding import embed
 from ingest.fusing import fuse
 from ingest.planning import parse, plan
 from ingest.prefill import confirm, in_passes, mark_ready, parse_record, plan_prefill, prefill
+from ingest.siblings import delete_beside
 from ingest.sinks import flip_heads, publish_commits, put_dead_aside, upsert_points
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ INDEX_STEPS: tuple[StepFunction[IndexParts], ...] = (
     upsert_points,  # all points of the new version: not visible
     flip_heads,  # the commit: text is servable
     retire_older,  # points and objects that the live version does not name; deletions with a receipt
+    delete_beside,  # deletions, in the other generations
     publish_commits,
     put_dead_aside,
 )

@@ -15,7 +15,7 @@ from ingest.planning import refused_conflict
 from ingest.work import Batch, IndexWork, Outcome, W
 from schemas.errors import EventError, InputError
 from schemas.head import MAX_CHANGES, CommitRecord, DocumentState, Head
-from schemas.ids import DocumentKey, canonical_bytes
+from schemas.ids import DocumentKey
 from stores.leftovers import live_names
 
 
@@ -96,7 +96,7 @@ def announce(parts: Stores, heads: Iterable[Head]) -> None:
     records = [CommitRecord.of(head) for head in heads]
     if records:
         topic = parts.settings.kafka.commits_topic
-        items = [(canonical_bytes([record.tenant, record.doc_id]), record.to_bytes(), ()) for record in records]
+        items = [(record.key, record.to_bytes(), ()) for record in records]
         parts.retry(lambda: parts.publisher.publish_many(topic, items), "publishing commit records")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import EventError
-from schemas.ids import DocumentKey
+from schemas.ids import DocumentKey, canonical_bytes
 
 MAX_CHANGES = 33  # that a head remembers
 _DAY_MS = 86_400_000
@@ -61,7 +61,7 @@ class Head(BaseModel):
 
 
 class CommitRecord(BaseModel):
-    """Published after a head moved and the older version was retired; the commits topic is compacted by document."""
+    """Published after a head moved and the older version was retired; the commits topic is compacted by `key`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -77,6 +77,11 @@ class CommitRecord(BaseModel):
     def document(self) -> DocumentKey:
         """The key of the document."""
         return DocumentKey(self.tenant, self.doc_id)
+
+    @property
+    def key(self) -> bytes:
+        """The key of the Kafka message: compaction keeps the newest record of a document in each generation."""
+        return canonical_bytes([self.tenant, self.doc_id, self.generation])
 
     @classmethod
     def of(cls, head: Head) -> CommitRecord:

@@ -45,6 +45,8 @@ class KafkaSettings(_Section):
     group: str = "kvquilt"
     partitions: int = Field(default=4, ge=1)
     replication: int = Field(default=1, ge=1)
+    session_timeout_s: float = Field(default=10.0, ge=1, le=1800)  # a silent process of a group is given up after it
+    group_instance_id: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,249}$")  # static membership; "": none
     security: dict[str, Any] = Field(default_factory=dict)  # passed to kafka-python: security_protocol, sasl_…
 
     @property
@@ -220,6 +222,14 @@ class PrefillSettings(_Section):
     max_changes_per_day: int = Field(default=4, ge=0, le=32)  # a document that changes more often is not fused
 
 
+class GenerationSettings(_Section):
+    """Generations beside the live one."""
+
+    grace_s: float = Field(default=86_400.0, ge=0)  # kept so long after it was built or was live: time to roll back
+    lease_s: float = Field(default=60.0, ge=1)  # who uses one and is silent for so long holds it no more
+    check_s: float = Field(default=2.0, gt=0)  # how often a serving replica looks which one is live
+
+
 class QualitySettings(_Section):
     """Evaluation and certificates."""
 
@@ -270,6 +280,7 @@ class Settings(BaseSettings):
     events: EventSettings = EventSettings()
     ingest: IngestSettings = IngestSettings()
     prefill: PrefillSettings = PrefillSettings()
+    generations: GenerationSettings = GenerationSettings()
     quality: QualitySettings = QualitySettings()
     serve: ServeSettings = ServeSettings()
     client: ClientSettings = ClientSettings()

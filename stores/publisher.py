@@ -14,7 +14,6 @@ from kafka.errors import InvalidRecordError, KafkaError, MessageSizeTooLargeErro
 
 from schemas.errors import InputError
 from schemas.head import CommitRecord
-from schemas.ids import canonical_bytes
 from schemas.settings import KafkaSettings
 from stores.kafka_client import MAX_DEAD_LETTER_BYTES, Headers, Message, connection, kafka_errors
 
@@ -132,7 +131,7 @@ class Publisher:
 
     def commit_record(self, kafka: KafkaSettings, record: CommitRecord) -> Message:
         """Tell the world that a head moved; the newest record of a document is what compaction keeps."""
-        return self.publish(kafka.commits_topic, canonical_bytes([record.tenant, record.doc_id]), record.to_bytes())
+        return self.publish(kafka.commits_topic, record.key, record.to_bytes())
 
     def close(self) -> None:
         """Wait for what is on its way, then let go of the connections. Twice is harmless."""

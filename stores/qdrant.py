@@ -90,6 +90,12 @@ class Connection:
                 f"Qdrant at {self.place} is version {version}; {wanted} or newer is needed, for conditional upserts"
             )
 
+    def share(self) -> Connection:
+        """The same connection for one more user, who closes it too."""
+        with _shared_lock:
+            self.references += 1
+        return self
+
     def close(self) -> None:
         """Give the handle back; the client is closed with the last one."""
         with _shared_lock:

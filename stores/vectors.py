@@ -258,6 +258,23 @@ class VectorIndex:
         )
         return int(answer.count)
 
+    def beside(self, qdrant: QdrantSettings, generation: str, dim: int) -> VectorIndex:
+        """The index of another generation over the same connection; to be closed too. Creates nothing."""
+        return VectorIndex(self._connection.share(), f"{qdrant.prefix}_{generation}", dim)
+
+    def exists(self) -> bool:
+        """Whether both collections are there."""
+        names = (self.collection, self._heads.collection)
+        return all(self._connection.call("collection_exists", collection_name=name) for name in names)
+
+    def drop(self) -> int:
+        """Delete both collections, the heads last: without heads nothing is visible. Returns how many there were."""
+        names = (self.collection, self._heads.collection)
+        there = [name for name in names if self._connection.call("collection_exists", collection_name=name)]
+        for name in there:
+            self._connection.call("delete_collection", collection_name=name)
+        return len(there)
+
     def close(self) -> None:
         """Give the handle back. Calling it again does nothing."""
         if not self._closed:
