@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.context import Context
+from cli.generation_commands import add_generations
 from cli.operations import add_operations
 from cli.options import command, setting
 from cli.quality import add_quality_commands
@@ -119,14 +120,34 @@ def ingest_prefill(context: Context, data_dir: DataDir = None, bootstrap: Bootst
 @command(app, long_running=True)
 def backfill(
     context: Context,
-    files: Annotated[list[Path], typer.Argument(help="JSON Lines or Parquet files of documents.")],
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(help="JSON Lines or Parquet files, documents, folders; behind `--`, options for Beam."),
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Also a topic, from its start to its end now.")] = None,
+    root: Annotated[Path, typer.Option("--root", help="Ids of files are paths relative to this folder.")] = Path(),
+    tenant: Annotated[str, typer.Option("--tenant", help="Of files, and of rows that name none.")] = "default",
+    prune: Annotated[bool, typer.Option("--prune", help="Delete what the source no longer has.")] = False,
+    owns: Annotated[
+        list[str] | None,
+        typer.Option("--owns", metavar="PREFIX", help="With --prune: ids of its documents begin so; * is all."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --prune: do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --prune: even if most documents would go.")] = False,
+    runner: Annotated[str, typer.Option("--runner", help="local, or one of Beam's, such as PrismRunner.")] = "local",
     data_dir: DataDir = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Ingest files in one batch run of the same transforms; deletes nothing."""
-    from cli.pipelines import backfill
+    """Ingest files, folders or a topic in one batch run of the same transforms."""
+    from cli.backfill import Pruning, backfill, parted
+    from ingest import Runner
 
-    backfill(context, files)
+    paths, options = parted(sources or ())
+    pruning = Pruning(tuple(owns or ()), yes, force) if prune else None
+    if pruning is None and (owns or yes or force):
+        raise InputError("--owns, --yes and --force say how to prune; add --prune")
+    runs = Runner(runner, options)
+    backfill(context, paths, topic=topic, root=root, tenant=tenant, runner=runs, pruning=pruning)
 
 
 @command(app, long_running=True)
@@ -221,6 +242,7 @@ def doctor(context: Context, data_dir: DataDir = None, bootstrap: Bootstrap = No
 
 add_quality_commands(app)
 add_operations(app)
+add_generations(app)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
 
     from schemas.settings import Settings
 
@@ -50,8 +50,8 @@ class Context:
         except OSError as error:
             raise InputError(f"--output {self.output} cannot be written: {error.strerror}") from error
 
-    def progress(self) -> Progress:
-        """Bars on stderr; nothing with `-q`."""
+    def progress(self, *, rate: bool = False) -> Progress:
+        """Bars on stderr; nothing with `-q`. With `rate`, also how many a second, and the time left."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -60,6 +60,21 @@ class Context:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            *(_rate_columns() if rate else ()),
             console=Console(stderr=True),
             disable=self.quiet,
         )
+
+
+def _rate_columns() -> tuple[ProgressColumn, ...]:
+    from rich.progress import ProgressColumn, Task, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """How many a second, of late; over all once it is done."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{speed:.1f}/s", style="progress.data.speed")
+
+    return Rate(), TimeRemainingColumn()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingest.sources.kinds import CONTENT_TYPES, LINES, title_of
 from schemas.errors import EventError, InputError
 from schemas.events import (
     DEFAULT_TENANT,
@@ -19,16 +20,6 @@ from schemas.events import (
     read_body,
 )
 from schemas.ids import DocumentKey
-
-CONTENT_TYPES = {
-    ".md": ContentType.MARKDOWN,
-    ".markdown": ContentType.MARKDOWN,
-    ".txt": ContentType.TEXT,
-    ".html": ContentType.HTML,
-    ".htm": ContentType.HTML,
-    ".pdf": ContentType.PDF,
-}
-LINES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -116,9 +107,7 @@ def _from_file(file: Path, root: Path, tenant: str, version: int | None) -> Outg
         content = base64.b64encode(source).decode() if content_type is ContentType.PDF else source.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
-    title = _heading(content) if content_type is ContentType.MARKDOWN else None
-    if content_type is not ContentType.HTML:  # a page has a title of its own
-        title = title or file.stem
+    title = title_of(content, content_type, file.stem)
     fields = {"content": content, "content_type": content_type, "title": title, "version": version}
     return _outgoing(doc_id, {**fields, "tenant": tenant})
 
@@ -141,10 +130,3 @@ def _from_line(line: bytes, tenant: str, version: int | None) -> Outgoing:
 def _outgoing(doc_id: str, fields: dict[str, object]) -> Outgoing:
     body = read_body(fields)
     return Outgoing(doc_id, body.to_bytes(), tenant=body.tenant)
-
-
-def _heading(content: str) -> str | None:
-    for line in content.splitlines():
-        if line.startswith("# "):
-            return line[2:].strip() or None
-    return None

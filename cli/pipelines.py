@@ -1,22 +1,18 @@
-"""`kvquilt ingest index|prefill` and `backfill`: the pipelines, each in a process of its own."""
+"""`kvquilt ingest index|prefill`: the streaming pipelines, each in a process of its own."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
-from pathlib import Path
 
 from cli.context import Context
-from cli.embedded import embedded
 from cli.flags import settings_lines
 from cli.running import with_broker
 from cli.start import say_identity
 from cli.stop import stop_on_signals
 from engine import resolve_generation
-from ingest import BackfillProgress, HealthServer, run_backfill, run_index, run_prefill
-from schemas.errors import InputError
+from ingest import HealthServer, run_index, run_prefill
 from schemas.settings import Settings
 from stores import ensure_topics
 
@@ -34,7 +30,7 @@ def prefill(context: Context) -> None:
 def _stream(context: Context, run: Callable[[Settings, threading.Event], None]) -> None:
     settings = with_broker(context.settings)
     with stop_on_signals() as stop, ExitStack() as stack:
-        _say_start(context, settings)
+        say_start(context, settings, "FnApiRunner, in this process")
         if settings.ingest.http_port:
             listening = stack.enter_context(HealthServer(settings.ingest.http_host, settings.ingest.http_port))
             context.say(f"/healthz, /readyz and /metrics at {listening.url}")
@@ -43,33 +39,8 @@ def _stream(context: Context, run: Callable[[Settings, threading.Event], None]) 
     context.say("stopped")
 
 
-def _say_start(context: Context, settings: Settings) -> None:
+def say_start(context: Context, settings: Settings, runner: str) -> None:
+    """Settings, the runner in use, and the generation."""
     context.say(settings_lines(settings))
-    context.say("runner FnApiRunner, in this process")
+    context.say(f"runner {runner}")
     say_identity(context, resolve_generation(settings).generation)
-
-
-def backfill(context: Context, files: Sequence[Path]) -> None:
-    """Ingest files in one batch run, with bars, and print what became of the rows."""
-    with ExitStack() as stack:
-        if context.settings.qdrant.url:
-            settings = with_broker(context.settings)
-        else:  # the local index is one process's: ours, for as long as this takes
-            settings = stack.enter_context(embedded(context.settings)).settings
-        _say_start(context, settings)
-        with context.progress() as progress:
-            text, rows = progress.add_task("text", total=None), progress.add_task("KV", total=None)
-
-            def report(now: BackfillProgress) -> None:
-                progress.update(text, completed=now.indexed, total=now.total)
-                progress.update(rows, completed=now.prefilled, total=now.to_prefill)
-
-            done = run_backfill(settings, files, report)
-    context.result(
-        asdict(done),
-        f"{done.total} rows: {done.committed} committed, {done.repeated} already there, {done.superseded} older than "
-        f"what is there, {done.dead} dead letters in {settings.kafka.dead_letter_topic}; "
-        f"KV of {done.prefilled} documents",
-    )
-    if done.dead:
-        raise InputError(f"{done.dead} rows were not taken; {settings.kafka.dead_letter_topic} says why")

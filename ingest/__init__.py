@@ -11,20 +11,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ingest.backfill import BackfillProgress, run_backfill
     from ingest.http import HealthServer
+    from ingest.prune import Prune, plan_prune
     from ingest.reconcile import Report, run_reconcile
+    from ingest.reindex import Reindexed, ReindexProgress, run_reindex
     from ingest.run import run_index, run_prefill
+    from ingest.runners import Runner
 
 _HOME = {
     "BackfillProgress": "backfill",
     "HealthServer": "http",
+    "Prune": "prune",
     "Report": "reconcile",
+    "Runner": "runners",
+    "plan_prune": "prune",
     "run_backfill": "backfill",
+    "Reindexed": "reindex",
+    "ReindexProgress": "reindex",
     "run_index": "run",
     "run_prefill": "run",
     "run_reconcile": "reconcile",
+    "run_reindex": "reindex",
 }
 
-__all__ = ["BackfillProgress", "HealthServer", "Report", "run_backfill", "run_index", "run_prefill", "run_reconcile"]
+__all__ = [
+    "BackfillProgress",
+    "HealthServer",
+    "Prune",
+    "ReindexProgress",
+    "Reindexed",
+    "Report",
+    "Runner",
+    "plan_prune",
+    "run_backfill",
+    "run_index",
+    "run_prefill",
+    "run_reconcile",
+    "run_reindex",
+]
 
 
 def __getattr__(name: str) -> Any:

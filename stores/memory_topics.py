@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
 
 from schemas.errors import TopicError
@@ -92,12 +92,10 @@ class MemoryPublisher(Publisher):
             raise TopicError(f"writing to topic {topic}: the publisher is closed")
         return self._topics.append(topic, key, value, tuple(headers))
 
-    def publish_many(self, topic: str, items: Iterable[Item], progress: Callable[[int], None] | None = None) -> None:
-        """Write records in order."""
-        for count, (key, value, headers) in enumerate(items, start=1):
-            self.publish(topic, key, value, headers)
-            if progress:
-                progress(count)
+    def publish_each(self, topic: str, items: Iterable[Item]) -> Iterator[Message]:
+        """Write records in order; `publish_many` is made of it."""
+        for key, value, headers in items:
+            yield self.publish(topic, key, value, headers)
 
     def close(self) -> None:
         """Nothing is written afterwards."""

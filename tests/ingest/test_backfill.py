@@ -1,44 +1,19 @@
 """Backfill: files through the same transforms, on Beam's real runner."""
 
-import json
-import os
+from dataclasses import replace
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from ingest import run_backfill
-from ingest.backfill import Backfill, Tally, count_rows, read_rows
-from ingest.handles import held
-from ingest.run import run_pipeline
+from ingest.sources import survey
 from schemas.errors import InputError
 from schemas.ids import packed_version
 from schemas.settings import load_settings
+from stores.fakes import with_faults
 from stores.topics import read_all
+from tests.ingest.backfilling import WRITTEN_S, backfill, jsonl, messages, parquet
 from tests.ingest.tiny import make_tiny_model, text
 from tests.ingest.world import document
-
-WRITTEN_S = 1_600_000_000  # when the files of these tests were changed
-
-
-def jsonl(path, *rows):
-    path.write_bytes(b"".join(row if isinstance(row, bytes) else json.dumps(row).encode() + b"\n" for row in rows))
-    os.utime(path, (WRITTEN_S, WRITTEN_S))
-    return path
-
-
-def parquet(path, *rows):
-    columns = {name: None for row in rows for name in row}
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([columns | row for row in rows]), path)
-    os.utime(path, (WRITTEN_S, WRITTEN_S))
-    return path
-
-
-def backfill(world, *paths):
-    tally = Tally(sum(count_rows(path) for path in paths), None)
-    with held(world.index_parts) as index, held(world.prefill_parts) as prefill, held(tally) as handle:
-        run_pipeline(lambda p: p | Backfill(world.settings.ingest, paths, index, prefill, handle))
-    return tally.now
 
 
 def test_rows_of_both_kinds_become_servable_with_text_and_kv(world, tmp_path):
@@ -59,13 +34,20 @@ def test_rows_of_both_kinds_become_servable_with_text_and_kv(world, tmp_path):
     world.assert_clean()
 
 
-def test_a_second_run_does_nothing(world, tmp_path):
+def test_a_second_run_embeds_prefills_and_puts_nothing(world, tmp_path):
     file = jsonl(tmp_path / "a.jsonl", *[{"doc_id": f"a{n}", "content": f"line {n}"} for n in range(30)])
+    counted = with_faults(world.kv)
+    world.prefill_parts = replace(world.prefill_parts, kv=counted)
+
+    def cost():
+        return len(world.embedder.embedded), len(world.model.prefilled), counted.calls["put"]
+
     backfill(world, file)
-    state, embedded, prefilled = world.state(), len(world.embedder.embedded), len(world.model.prefilled)
+    state = world.state()
+    assert cost() == (30, 30, 30)
     done = backfill(world, file)
     assert (done.committed, done.repeated, done.dead) == (0, 30, 0)
-    assert (world.state(), len(world.embedder.embedded), len(world.model.prefilled)) == (state, embedded, prefilled)
+    assert (world.state(), cost()) == (state, (30, 30, 30))
 
 
 @pytest.mark.parametrize("live_first", [True, False])
@@ -112,21 +94,57 @@ def test_a_column_that_is_no_field_is_named(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("missing.jsonl", "cannot be read"), ("missing.parquet", "cannot be read"), ("a.csv", "neither .jsonl nor")],
+    ("name", "said"),
+    [
+        ("missing.jsonl", "missing.jsonl does not exist"),
+        ("missing.parquet", "missing.parquet does not exist"),
+        ("a.csv", "a.csv ends in .csv; a backfill reads .md,"),
+        ("bare", "bare ends in nothing"),
+        ("torn.parquet", "torn.parquet cannot be read"),
+    ],
 )
-def test_a_file_that_cannot_be_read_is_refused_before_anything_is_done(tmp_path, name, message):
-    (tmp_path / "a.csv").write_text("a,b\n")
-    with pytest.raises(InputError, match=message):
-        count_rows(tmp_path / name)
+def test_a_file_that_cannot_be_read_is_refused_before_anything_is_done(tmp_path, name, said):
+    for there in ("a.csv", "bare", "torn.parquet"):
+        (tmp_path / there).write_text("a,b\n")
+    with pytest.raises(InputError, match=said):
+        survey([tmp_path / name])
 
 
 def test_rows_are_read_as_messages(tmp_path):
     file = jsonl(tmp_path / "a.jsonl", {"doc_id": "é", "content": "x"}, b"\n", {"doc_id": "b", "content": "y"})
-    first, second = read_rows(str(file))
+    source = survey([file])
+    first, second = messages(source)
     assert (first.topic, first.offset, first.timestamp_ms, first.key) == ("a.jsonl", 0, WRITTEN_S * 1000, "é".encode())
     assert (second.offset, second.key) == (1, b"b")
-    assert count_rows(file) == 2
+    assert source.n_rows == 2
+
+
+@pytest.mark.parametrize("write", [jsonl, parquet])
+def test_pieces_of_a_large_file_give_the_rows_of_the_whole_with_their_numbers(tmp_path, write):
+    """Bug: rows numbered by piece get the versions of other rows, and the wrong one of two wins."""
+    rows = [{"doc_id": f"d{n}", "content": f"text {n}"} for n in range(600)]
+    options = {"row_group_size": 250} if write is parquet else {}
+    source = survey([write(tmp_path / f"a.{write.__name__}", *rows, **options)])
+    assert len(source.pieces) == 3
+    assert [(message.offset, message.key) for message in messages(source)] == [
+        (n, f"d{n}".encode()) for n in range(600)
+    ]
+
+
+def test_rows_get_the_tenant_that_the_call_names_unless_they_name_one(world, tmp_path):
+    rows = [{"doc_id": "a", "content": "x"}, {"doc_id": "b", "content": "y", "tenant": "other"}]
+    backfill(world, jsonl(tmp_path / "a.jsonl", *rows), tenant="acme")
+    assert {head.document for head in world.qdrant.documents()} == {document("a", "acme"), document("b", "other")}
+
+
+def test_a_file_that_is_changed_between_the_survey_and_the_reading_stops_the_run(world, tmp_path):
+    """Bug: places of rows in a file that was written anew point into the middle of other rows."""
+    file = jsonl(tmp_path / "a.jsonl", *[{"doc_id": f"a{n}", "content": "x"} for n in range(3)])
+    source = survey([file])
+    file.write_text('{"doc_id": "other", "content": "something longer than before, and more of it"}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl was changed while it was read; run the backfill again"):
+        backfill(world, source=source)
+    assert list(world.qdrant.documents()) == []
 
 
 @pytest.mark.slow
@@ -142,11 +160,11 @@ def test_run_backfill_with_real_models_and_a_real_topic(memory_broker, tmp_path)
     )
     file = jsonl(tmp_path / "a.jsonl", *[{"doc_id": f"a{n}", "content": text(n)} for n in range(20)])
     told = []
-    done = run_backfill(settings, [file], told.append)
+    done = run_backfill(settings, survey([file]), told.append)
     assert (done.total, done.committed, done.prefilled, done.dead) == (20, 20, 20, 0)
-    assert told[-1] == done
+    assert told[-1] == done, "who waits is told the same as Beam's metrics say"
     assert len(list(read_all(settings.kafka, "filled"))) == 20
     artifacts = set((tmp_path / "data" / "blobs").rglob("*.safetensors"))
     assert len(artifacts) >= 20
-    assert run_backfill(settings, [file]).repeated == 20
+    assert run_backfill(settings, survey([file])).repeated == 20
     assert set((tmp_path / "data" / "blobs").rglob("*.safetensors")) == artifacts

@@ -5,12 +5,13 @@ import pytest
 
 from engine import KvRows, load_model, resolve_generation
 from ingest import run_backfill
+from ingest.sources import survey
 from ingest.connect import ConnectPrefill
 from schemas.errors import SettingsError
 from schemas.settings import load_settings
 from serve import BackgroundServer, build_parts
 from stores import KvStore, open_blobs, open_index
-from tests.ingest.test_backfill import jsonl
+from tests.ingest.backfilling import jsonl
 from tests.ingest.tiny import make_tiny_model, text
 
 DOCUMENTS, N = 8, 3
@@ -36,7 +37,7 @@ def test_what_is_stored_is_what_the_model_computes_behind_the_neighbours_and_it_
         }
     )
     file = jsonl(tmp_path / "a.jsonl", *[{"doc_id": f"a{n}", "content": text(n, 6)} for n in range(DOCUMENTS)])
-    assert run_backfill(settings, [file]).prefilled == DOCUMENTS
+    assert run_backfill(settings, survey([file])).prefilled == DOCUMENTS
 
     identity = resolve_generation(settings)
     generation, model = identity.generation, load_model(settings.model, settings.cache_folder)
@@ -67,7 +68,7 @@ def test_what_is_stored_is_what_the_model_computes_behind_the_neighbours_and_it_
             first = rows(chunk.document, point.first_key, chunk.token_digest)
             (made,) = model.prefill_chunks(identity.template.prefix_ids, [chunk.token_ids])
             assert (first.v - made.v).abs().max() < 1e-5
-    assert run_backfill(settings, [file]).repeated == DOCUMENTS
+    assert run_backfill(settings, survey([file])).repeated == DOCUMENTS
 
     parts = build_parts(settings)
     try:

@@ -1,0 +1,69 @@
+"""Parquet: one row per document, in columns of an event's names. A piece is one row group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingest.formats import EventReader
+from ingest.sources.rows import FileState, documents_of, reading
+from schemas.ids import DocumentKey
+from stores.topics import Message
+
+ROWS_PER_READ = 256
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Row group `group` of a file, whose first row is row `first` of the file."""
+
+    file: FileState
+    group: int
+    first: int
+    n_rows: int
+    tenant: str
+
+    def read(self) -> Iterator[Message]:
+        """See `Piece`."""
+        for number, row in enumerate(self._rows(), self.first):
+            value = json.dumps(_without_nulls(row), default=str, ensure_ascii=False).encode("utf-8", "surrogatepass")
+            yield self.file.message(number, value, self.tenant)
+
+    def documents(self, events: EventReader) -> Iterator[DocumentKey]:
+        """See `Piece`."""
+        return documents_of(self.read(), events)
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
+        import pyarrow.parquet
+
+        with reading(self.file.path):
+            self.file.check(self.file.path.stat())
+            file = pyarrow.parquet.ParquetFile(self.file.path)
+        with file:
+            for batch in file.iter_batches(batch_size=ROWS_PER_READ, row_groups=[self.group]):
+                yield from batch.to_pylist(maps_as_pydicts="strict")
+
+
+def row_groups(path: Path, tenant: str) -> Iterator[RowGroup]:
+    """The pieces of a file, in order.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    import pyarrow.parquet
+
+    with reading(path):
+        state, metadata = FileState.of(path), pyarrow.parquet.read_metadata(path)
+    first = 0
+    for group in range(metadata.num_row_groups):
+        n_rows = metadata.row_group(group).num_rows
+        yield RowGroup(state, group, first, n_rows, tenant)
+        first += n_rows
+
+
+def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A column that is null in this row is a field that the event does not have."""
+    return {name: value for name, value in row.items() if value is not None}
