@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from prometheus_client import Gauge
 
 from ingest import telemetry
-from ingest.source import Feed, FeedHealth
+from ingest.feed import Feed, FeedHealth
 from schemas.errors import StoreError
 
 CONTACT_S = 30.0  # without an answer for so long, the broker is away
 STALLED_S = 300.0  # with work waiting and nothing done for so long, the pipeline hangs
 
 _GAUGES: dict[Gauge, Callable[[FeedHealth], float | int | None]] = {
+    telemetry.PARTITIONS: lambda health: health.partitions,
     telemetry.LAG: lambda health: health.lag,
     telemetry.RECORDS_LAST: lambda health: health.record_age_s,
     telemetry.BROKER_CONTACT: lambda health: health.contact_age_s,
@@ -40,16 +41,17 @@ def starting(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def watched(name: str, feed: Feed) -> Iterator[None]:
-    """Export what the feed of a pipeline knows of itself while the block runs."""
+def watched(name: str, feed: Feed, *, gauges: bool = True) -> Iterator[None]:
+    """Export what the feed of a pipeline knows of itself while the block runs; without `gauges` only readiness."""
     with _lock:
         _pipelines[name] = feed
-    for gauge, value in _GAUGES.items():
+    exported = _GAUGES if gauges else {}  # labelled by topic, which two generations share
+    for gauge, value in exported.items():
         gauge.labels(feed.topic).set_function(lambda value=value: _number(feed, value))  # type: ignore[misc]
     try:
         yield
     finally:
-        for gauge in _GAUGES:
+        for gauge in exported:
             gauge.remove(feed.topic)
         with _lock:
             _pipelines[name] = None
@@ -69,6 +71,17 @@ def not_ready() -> str | None:
     return "; ".join(reasons) or None
 
 
+def remarks() -> list[str]:
+    """What else there is to say of pipelines that are ready, a sentence each."""
+    with _lock:
+        feeds = {name: feed for name, feed in _pipelines.items() if feed is not None}
+    return [
+        f"{name}: group {feed.group} has no partition of topic {feed.topic} left for this process, it waits for one"
+        for name, feed in feeds.items()
+        if feed.health().partitions == 0
+    ]
+
+
 def judge(health: FeedHealth, idle_s: float) -> str | None:
     """Why a pipeline is not ready; None where it is.
 
@@ -77,6 +90,8 @@ def judge(health: FeedHealth, idle_s: float) -> str | None:
     """
     if health.contact_age_s > CONTACT_S:
         return f"the broker has not answered for {health.contact_age_s:.0f} s"
+    if health.partitions is None:
+        return f"it waits for group {health.group} to give it partitions of topic {health.topic}"
     if health.lag and min(idle_s, _or_infinity(health.record_age_s)) > STALLED_S:
         return f"{health.lag} messages wait, and nothing was read or done for {STALLED_S:.0f} s"
     if not health.caught_up:

@@ -9,7 +9,7 @@ from typing import Self
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from ingest.health import not_ready
+from ingest.health import not_ready, remarks
 from schemas.errors import SettingsError
 
 _TEXT = "text/plain; charset=utf-8"
@@ -75,4 +75,6 @@ def _answer(path: str, reason: Callable[[], str | None]) -> tuple[int, bytes, st
     if path != "/readyz":
         return 404, b"there are /healthz, /readyz and /metrics\n", _TEXT
     why = reason()
-    return (200, b"ready\n", _TEXT) if why is None else (503, f"{why}\n".encode(), _TEXT)
+    if why is not None:
+        return 503, f"{why}\n".encode(), _TEXT
+    return 200, "; ".join(["ready", *remarks()]).encode() + b"\n", _TEXT

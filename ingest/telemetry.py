@@ -28,6 +28,7 @@ UNFUSED = Counter("kvquilt_unfused_chunks", "Fused artifacts that were dropped o
 RETIRED = Counter("kvquilt_retired", "What retiring older versions removed", ["kind"])
 DELETIONS = Counter("kvquilt_deletions", "Deletions that PREFILL or reconcile judged, by their receipt", ["state"])
 DRIFT = Counter("kvquilt_drift", "What reconcile found that did not agree", ["kind"])
+PARTITIONS = Gauge("kvquilt_partitions", "Partitions of its topic that a pipeline of this process reads", ["topic"])
 LAG = Gauge("kvquilt_consumer_lag", "Offsets between what a pipeline is done with and the end of its topic", ["topic"])
 RECORDS_LAST = Gauge("kvquilt_records_last_seconds", "Since a pipeline last read a message; NaN before", ["topic"])
 BROKER_CONTACT = Gauge("kvquilt_broker_contact_seconds", "Since the broker last answered a pipeline", ["topic"])

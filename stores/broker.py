@@ -11,6 +11,8 @@ What it is good for: one machine, trying out, tests. What was found in Tansu 0.6
 - An offset out of range is never reported; a reader just waits. `PartitionReader` notices by the high watermark.
 - A producer's question for a missing topic makes the topic, with four partitions, whatever the client asked for.
 - It tells no topic settings, does not compact and never deletes: the folder grows with every record.
+- Groups do not share: with a second member the rebalance never ends, and the first one's commits are refused from then
+  on. So one process reads all partitions of a topic (`stores.group_reader.open_reader` sees to it).
 - Aborted transactions are visible, `offsets_for_times` ignores timestamps; median latency is about 0.1 s.
 - No authentication: it listens on loopback only, as any user of the machine may write to it.
 """
@@ -32,6 +34,7 @@ from schemas.errors import TopicError
 from stores.broker_disk import FolderBucket
 from stores.broker_s3 import S3Endpoint
 
+EMBEDDED_CLUSTER = "tansu_cluster"  # by which clients tell this broker; what a folder keeps is filed below it
 READY_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 
@@ -87,8 +90,9 @@ class EmbeddedBroker:
             self.port = self.port or _free_port()
             _refuse_taken(self.port)
             listener = f"tcp://{self.bootstrap}"
+            options = ["--silent", "--cluster-id", EMBEDDED_CLUSTER]
             self._broker = subprocess.Popen(
-                [binary, "--silent", "--listener-url", listener, "--advertised-listener-url", listener],
+                [binary, *options, "--listener-url", listener, "--advertised-listener-url", listener],
                 env=os.environ | self._storage(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

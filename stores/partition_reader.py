@@ -2,15 +2,17 @@
 
 Positions are decided here, never by kafka-python: no committed offset means the beginning, and so does an offset
 that is out of range, with a warning. `earliest` and `latest` would jump without a word. Partitions are assigned, so
-no rebalance can take them away from a slow handler; the price is that one group has one reader at a time.
+none is ever taken away; the price is that one group has one reader at a time. Readers that share a group are in
+`stores.group_reader`.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,26 +31,39 @@ ASK_TIMEOUT_MS = 10_000
 # A poll that returns nothing looks the same with and without a broker; so, after this long, we ask.
 PROBE_AFTER_MS = 2_000
 PROBE_TIMEOUT_MS = 1_000
-STALLED_AFTER_MS = 30_000
+
+
+@dataclass(frozen=True)
+class Tenure:
+    """A time for which a reader has a partition: `number` tells it from earlier ones, `start` is its first offset."""
+
+    number: int
+    start: int
 
 
 class PartitionReader:
     """Reads every partition of one topic for one group. Thread-safe; commits may come from another thread than polls.
 
-    `position`, `highwater`, `lag` and `last_contact_ms` never wait, not even for a poll in another thread.
+    `held`, `position`, `highwater`, `lag` and `last_contact_ms` never wait, not even for a poll in another thread.
+
+    `alone` says that no other process may read for this group.
 
     Raises `TopicError` on opening where the broker does not answer or the topic is missing (kafka-python says
     nothing of a missing topic). While open, a broker that goes away is no error: `poll` returns nothing and
     `last_contact_ms` stops moving.
     """
 
+    alone = True
+
     def __init__(self, kafka: KafkaSettings, topic: str, group: str | None = None, clock: Clock | None = None) -> None:
         self.topic, self.group = topic, group
         self._kafka = kafka
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
+        self._held: dict[int, Tenure] = {}
         self._at: dict[int, int] = {}
         self._ends: dict[int, int | None] = {}
+        self._last_contact_ms = self._clock.now_ms()
         with kafka_errors(kafka, f"opening topic {topic}"):
             self._consumer: Any = KafkaConsumer(
                 **connection(kafka),
@@ -57,21 +72,55 @@ class PartitionReader:
                 auto_offset_reset="none",
                 isolation_level="read_committed",  # what a transaction took back was never said
                 allow_auto_create_topics=False,
+                **self._membership(),
             )
         try:
-            self._partitions = self._find_partitions()
-            self._consumer.assign([TopicPartition(topic, partition) for partition in self._partitions])
-            self._ends = dict.fromkeys(self._partitions)
-            self.seek(self.committed())
+            self._start(self._find_partitions())
         except BaseException:
             self._consumer.close()
             raise
         self._last_contact_ms = self._clock.now_ms()
 
+    def _membership(self) -> dict[str, Any]:
+        """Further arguments for the consumer."""
+        return {}
+
+    def _start(self, partitions: tuple[int, ...]) -> None:
+        """Take the partitions that are to be read, out of all of the topic's."""
+        self._consumer.assign([self._tp(partition) for partition in partitions])
+        self._ends = dict.fromkeys(partitions)
+        self._at = dict.fromkeys(partitions, 0)
+        self.seek(self.committed())
+        self._held = {partition: Tenure(0, offset) for partition, offset in self._at.items()}
+
+    @property
+    def joined(self) -> bool:
+        """Whether it is known which partitions this reader has; it may be none."""
+        return True
+
+    @property
+    def held(self) -> dict[int, Tenure]:
+        """The partitions that this reader has now. Here: those of the topic when it was opened, for good."""
+        return self._held
+
+    @property
+    def leaving(self) -> dict[int, Tenure]:
+        """Partitions that go to another reader and of which offsets may still be committed. Here: none."""
+        return {}
+
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The partitions of the topic when it was opened."""
-        return self._partitions
+        """The numbers of the partitions held."""
+        return tuple(sorted(self._at))
+
+    def release(self) -> None:
+        """Nothing more will be committed of partitions that are leaving."""
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """No partition comes or goes while the block runs."""
+        with self._lock:
+            yield
 
     @property
     def last_contact_ms(self) -> int:
@@ -79,10 +128,10 @@ class PartitionReader:
         return self._last_contact_ms
 
     def seek(self, positions: Mapping[int, int]) -> None:
-        """Go to an offset in each partition; a partition that is not named starts at its beginning."""
+        """Go to an offset in each partition held; one that is not named starts at its beginning."""
         with self._lock, self._errors("seeking in"):
-            start = self._beginnings([p for p in self._partitions if p not in positions])
-            for partition in self._partitions:
+            start = self._beginnings([p for p in self._at if p not in positions])
+            for partition in list(self._at):
                 self._go(partition, positions.get(partition, start.get(partition, 0)))
 
     def poll(self, limit: int, timeout_s: float) -> list[Message]:
@@ -94,7 +143,9 @@ class PartitionReader:
                 self._note()
             except RetriableError as error:  # a broker that is away
                 log.debug("reading topic %s: %r", self.topic, error)
-            return [_message(record) for records in polled.values() for record in records]
+            return [
+                _message(record) for tp, records in polled.items() if tp.partition in self._at for record in records
+            ]
 
     def position(self) -> dict[int, int]:
         """The next offset to read, by partition, after the last poll or seek. It passes gaps that compaction leaves."""
@@ -112,15 +163,14 @@ class PartitionReader:
         ends, at = self._ends, self._at
         if any(end is None for end in ends.values()):
             return None
-        return sum(max(0, (end or 0) - at[partition]) for partition, end in ends.items())
+        return sum(max(0, (end or 0) - at[partition]) for partition, end in ends.items() if partition in at)
 
     def committed(self) -> dict[int, int]:
         """What the group committed; partitions without a commit are absent."""
         if self.group is None:
             return {}
         with self._lock, self._errors("reading the committed offsets of"):
-            offsets = {p: self._consumer.committed(self._tp(p), timeout_ms=ASK_TIMEOUT_MS) for p in self._partitions}
-        return {partition: offset for partition, offset in offsets.items() if offset is not None}
+            return self._committed(self._at)
 
     def commit(self, positions: Mapping[int, int]) -> None:
         """Commit next offsets for the group; raises `TopicError` if the broker does not confirm within 5 s."""
@@ -148,7 +198,7 @@ class PartitionReader:
 
     def _note(self) -> None:
         """Keep position and ends where they can be read while a poll waits: whole new dicts, never changed ones."""
-        tps = [self._tp(partition) for partition in self._partitions]
+        tps = [self._tp(partition) for partition in self._at]
         at = {tp.partition: self._consumer.position(tp, timeout_ms=PROBE_TIMEOUT_MS) for tp in tps}
         # no position while the client checks one after a change of leader
         self._at = self._at | {partition: offset for partition, offset in at.items() if offset is not None}
@@ -170,6 +220,10 @@ class PartitionReader:
             )
         return tuple(sorted(found))
 
+    def _committed(self, partitions: Iterable[int]) -> dict[int, int]:
+        offsets = {p: self._consumer.committed(self._tp(p), timeout_ms=ASK_TIMEOUT_MS) for p in partitions}
+        return {partition: offset for partition, offset in offsets.items() if offset is not None}
+
     def _beginnings(self, partitions: list[int]) -> dict[int, int]:
         if not partitions:
             return {}
@@ -181,17 +235,23 @@ class PartitionReader:
         try:
             polled: dict[Any, list[Any]] = self._consumer.poll(timeout_ms=timeout_ms, max_records=limit)
         except OffsetOutOfRangeError as error:
-            self._to_beginning([tp.partition for tp in error.args[0]])
+            self._settle()
+            self._to_beginning([tp.partition for tp in error.args[0] if tp.partition in self._at])
             return {}
+        self._settle()
         if polled:
             self._last_contact_ms = self._clock.now_ms()
         elif self._clock.now_ms() - self._last_contact_ms >= PROBE_AFTER_MS:
             self._probe()
         return polled
 
+    def _settle(self) -> None:
+        """Take over what the poll brought beside records: partitions that come or go."""
+
     def _probe(self) -> None:
         """Ask the broker something, so that silence can be told from an empty topic; look for lost positions too."""
-        self._consumer.beginning_offsets([self._tp(p) for p in self._partitions], timeout_ms=PROBE_TIMEOUT_MS)
+        asked = [self._tp(p) for p in self._at] or [self._tp(0)]  # one may have none, and still ask
+        self._consumer.beginning_offsets(asked, timeout_ms=PROBE_TIMEOUT_MS)
         self._last_contact_ms = self._clock.now_ms()
         # the embedded broker never says that an offset is out of range
         self._note()
@@ -213,51 +273,6 @@ class PartitionReader:
                 start,
             )
             self._go(partition, start)
-
-
-def lag(kafka: KafkaSettings, group: str, topic: str) -> int:
-    """How far the group's committed offsets are behind the end of the topic, in offsets (compaction gaps count)."""
-    with PartitionReader(kafka, topic, group) as reader:
-        committed = reader.position()
-        ends = _ends(reader)
-    return sum(max(0, ends[partition] - committed[partition]) for partition in committed)
-
-
-def read_all(kafka: KafkaSettings, topic: str) -> Iterator[Message]:
-    """Every message of the topic from its beginning to the end that it had when reading began."""
-    with PartitionReader(kafka, topic) as reader:
-        ends: dict[int, int] = {}
-        quiet_since = reader.last_contact_ms
-        while True:
-            messages = reader.poll(500, 0.5)
-            for partition, end in reader.highwater().items():
-                if end is not None:
-                    ends.setdefault(partition, end)
-            yield from (message for message in messages if message.offset < ends[message.partition])
-            if len(ends) == len(reader.partitions) and all(at >= ends[p] for p, at in reader.position().items()):
-                return
-            quiet_since = _still_moving(reader, bool(messages), quiet_since)
-
-
-def _ends(reader: PartitionReader) -> dict[int, int]:
-    quiet_since = reader.last_contact_ms
-    while True:
-        messages = reader.poll(1, 0.5)
-        ends = {partition: end for partition, end in reader.highwater().items() if end is not None}
-        if len(ends) == len(reader.partitions):
-            return ends
-        quiet_since = _still_moving(reader, bool(messages), quiet_since)
-
-
-def _still_moving(reader: PartitionReader, moved: bool, quiet_since_ms: int) -> int:
-    now_ms = SystemClock().now_ms()
-    if moved:
-        return now_ms
-    if now_ms - quiet_since_ms > STALLED_AFTER_MS:
-        raise TopicError(
-            f"reading topic {reader.topic}: nothing came for {STALLED_AFTER_MS // 1000} s; is the broker up?"
-        )
-    return quiet_since_ms
 
 
 def _message(record: Any) -> Message:

@@ -14,11 +14,23 @@ from kafka.errors import TopicAlreadyExistsError
 
 from schemas.errors import TopicError
 from schemas.settings import KafkaSettings
+from stores.group_reader import open_reader
 from stores.kafka_client import MAX_DEAD_LETTER_BYTES, MAX_MESSAGE_BYTES, Message, connection, kafka_errors
-from stores.partition_reader import PartitionReader, lag, read_all
+from stores.partition_reader import PartitionReader, Tenure
 from stores.publisher import Publisher
+from stores.whole_topic import lag, read_all
 
-__all__ = ["Message", "PartitionReader", "Publisher", "ensure_topics", "lag", "read_all", "wanted_topics"]
+__all__ = [
+    "Message",
+    "PartitionReader",
+    "Publisher",
+    "Tenure",
+    "ensure_topics",
+    "lag",
+    "open_reader",
+    "read_all",
+    "wanted_topics",
+]
 
 log = logging.getLogger(__name__)
 
