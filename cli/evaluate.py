@@ -31,6 +31,7 @@ def evaluate_sets(
     form: Form,
     noise: float,
     answer_tokens: int,
+    other: str,
     results: Path | None,
     markdown_file: Path | None,
     plot: Path | None,
@@ -45,6 +46,9 @@ def evaluate_sets(
     data_dir = context.settings.quality.data_dir
     words = round(0.75 * form.chunk_tokens) if form.chunk_tokens else 130
     loaded = [load_set(name, data_dir, noise=noise, n_chunks=form.chunks, chunk_words=words) for name in sets]
+    foreign = None
+    if any(method.neighbours.choice == "other" for method in run):
+        foreign = load_set(other, data_dir, noise=noise, n_chunks=form.chunks, chunk_words=words)
     stored = ResultFile(results) if results else None
     context.say("loading the model")
     subject = load_subject(in_full_precision(context.settings))
@@ -63,6 +67,7 @@ def evaluate_sets(
                 form=form,
                 limit=limit,
                 answer_tokens=answer_tokens,
+                other=foreign,
                 known=stored.known if stored else lambda key: None,
                 progress=tell,
             ):
@@ -100,8 +105,7 @@ def _baselines(report: Report, row: Row) -> dict[str, Row]:
 
 def _name(method: Method) -> tuple[str, str, str, float]:
     options = " ".join(f"{name}={value}" for name, value in method.options)
-    bare = method.policy in (FULL, NO_CONTEXT)
-    return "" if bare else method.variant.name, method.policy, options, method.budget
+    return method.prefill, method.policy, options, method.budget
 
 
 def _files(report: Report, markdown_file: Path | None, plot: Path | None) -> None:

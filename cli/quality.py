@@ -19,6 +19,14 @@ Budgets = Annotated[
     typer.Option("--budget", help="Share of chunk tokens to repair, 0 to 1. May be repeated."),
 ]
 Variants = Annotated[list[str] | None, typer.Option("--variant", help="A chunk prefill variant. May be repeated.")]
+EvalVariants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        help="A chunk prefill variant; fused ones with a choice of neighbours where wanted: fused:random=5. "
+        "May be repeated.",
+    ),
+]
 
 
 def add_quality_commands(app: typer.Typer) -> None:
@@ -32,7 +40,7 @@ def add_quality_commands(app: typer.Typer) -> None:
         ],
         policies: Policies = None,
         budgets: Budgets = None,
-        variants: Variants = None,
+        variants: EvalVariants = None,
         limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first questions.")] = None,
         data: Annotated[
             Path | None, typer.Option("--data", help="Folder of the question sets."), setting("quality.data_dir")
@@ -45,6 +53,7 @@ def add_quality_commands(app: typer.Typer) -> None:
         duplicates: Annotated[int, typer.Option("--duplicates", min=0, help="So many chunks come twice.")] = 0,
         noise: Annotated[float, typer.Option("--noise", help="Share of negative passages (rgb), 0 to 1.")] = 0.4,
         answer_tokens: Annotated[int, typer.Option("--answer-tokens", min=12, help="Length of an answer.")] = 32,
+        other: Annotated[str, typer.Option("--other", help="The set that neighbours by `other` come from.")] = "ruler",
         results: Annotated[
             Path | None, typer.Option("--results", help="Keep each result in this file, and use what is there.")
         ] = None,
@@ -68,6 +77,7 @@ def add_quality_commands(app: typer.Typer) -> None:
             form=Form(chunks, chunk_tokens, order, duplicates),
             noise=noise,
             answer_tokens=answer_tokens,
+            other=other,
             results=results,
             markdown_file=markdown,
             plot=plot,

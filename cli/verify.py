@@ -8,6 +8,7 @@ from pathlib import Path
 from cli.context import Context
 from engine import resolve_generation
 from quality import load_subject
+from quality.choices import NEAREST
 from quality.methods import methods_of
 from quality.results import Progress
 from quality.verify import POLICIES, lines, verify
@@ -35,6 +36,8 @@ def verify_model(
     """
     settings = context.settings
     methods, _ = methods_of(policies or POLICIES, budgets, variants)
+    if any(method.neighbours != NEAREST for method in methods):
+        raise InputError("a certificate is about rows that are served: name variants without a choice of neighbours")
     generation = resolve_generation(settings).generation
     context.say(f"loading {settings.model.name} ({generation.fingerprint.dtype})")
     subject = load_subject(settings)

@@ -10,11 +10,13 @@ import yaml
 
 from engine.policies import POLICIES, create_policy
 from engine.variants import SHARED_PREFIX, Variant, variant_named
+from quality.choices import NEAREST, Neighbours, neighbours_named
 from schemas.errors import InputError
 
 FULL, NO_CONTEXT = "full", "no_context"
 BUDGETS = (0.05, 0.10, 0.15, 0.20)
 _EPIC_HEADS = (16, 32)
+_Kind = tuple[Variant, Neighbours]
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,14 @@ class Method:
     Attributes:
         policy: a selection policy, or `full` attention, or `no_context`; those two have no variant and no budget.
         options: of the policy, as (name, value) pairs.
+        neighbours: which chunks a fused variant puts in front.
     """
 
     policy: str
     budget: float = 0.0
     variant: Variant = SHARED_PREFIX
     options: tuple[tuple[str, Any], ...] = ()
+    neighbours: Neighbours = NEAREST
 
     @property
     def label(self) -> str:
@@ -38,6 +42,13 @@ class Method:
             return self.policy.replace("_", " ")
         options = "".join(f" {name}={value}" for name, value in self.options)
         return f"{self.policy}{options}"
+
+    @property
+    def prefill(self) -> str:
+        """The variant as tables call it, with the choice of neighbours where that is not the product's."""
+        if self.policy in (FULL, NO_CONTEXT):
+            return ""
+        return self.variant.name if self.neighbours == NEAREST else f"{self.variant.name}:{self.neighbours.label}"
 
     def check(self) -> None:
         """Raise `InputError` where there is no such policy, or it does not take the options or the budget."""
@@ -60,41 +71,52 @@ def methods_of(
     Args:
         policies: names, with options where wanted: `closure:floor=32,run_bonus=1`.
         budgets: shares of chunk tokens.
-        variants: names; without any, `shared_prefix`.
+        variants: names, with a choice of neighbours where wanted: `fused:random=5`; without any, `shared_prefix`.
 
     Raises:
         InputError: a policy, an option, a budget or a variant does not exist.
     """
-    kinds = [variant_named(name) for name in dict.fromkeys(variants)] or [SHARED_PREFIX]
+    kinds = [_kind(name) for name in dict.fromkeys(variants)] or [(SHARED_PREFIX, NEAREST)]
     spent = list(dict.fromkeys(budgets)) or list(BUDGETS)
     named = [_parse(policy) for policy in policies] or [(name, ()) for name in POLICIES if name not in (FULL, "none")]
     run: list[Method] = []
     asked: list[Method] = []
-    for variant in kinds:
-        run.append(Method("none", 0.0, variant))
+    for kind in kinds:
+        run.append(_method("none", 0.0, kind))
         if not policies:
             asked.append(run[-1])
         for name, options in named:
-            for method in _spending(name, options, spent, variant):
+            for method in _spending(name, options, spent, kind):
                 method.check()
                 asked.append(method)
                 if method not in run and name not in (FULL, NO_CONTEXT):
                     run.append(method)
         if not policies:
-            heads = [Method("epic", 1.0, variant, (("n_head", n),)) for n in _EPIC_HEADS]
+            heads = [_method("epic", 1.0, kind, (("n_head", n),)) for n in _EPIC_HEADS]
             run += heads
             asked += heads
     return run, list(dict.fromkeys(asked))
 
 
-def _spending(
-    name: str, options: tuple[tuple[str, Any], ...], budgets: Sequence[float], variant: Variant
-) -> list[Method]:
+def _kind(text: str) -> _Kind:
+    """`VARIANT`, or `VARIANT:CHOICE` of neighbours."""
+    name, separator, choice = text.partition(":")
+    variant = variant_named(name)
+    if separator and not variant.fused:
+        raise InputError(f"variant {text!r}: only the fused ones have neighbours ({name} has none)")
+    return variant, neighbours_named(choice) if separator else NEAREST
+
+
+def _method(name: str, budget: float, kind: _Kind, options: tuple[tuple[str, Any], ...] = ()) -> Method:
+    return Method(name, budget, kind[0], options, kind[1])
+
+
+def _spending(name: str, options: tuple[tuple[str, Any], ...], budgets: Sequence[float], kind: _Kind) -> list[Method]:
     if name in (FULL, NO_CONTEXT):
         return [Method(name)]
     if name == "none":
-        return [Method(name, 0.0, variant)]
-    return [Method(name, budget, variant, options) for budget in budgets]
+        return [_method(name, 0.0, kind)]
+    return [_method(name, budget, kind, options) for budget in budgets]
 
 
 def _parse(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:

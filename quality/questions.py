@@ -12,6 +12,7 @@ from schemas.errors import InputError
 if TYPE_CHECKING:
     from engine import Tokenizer
 
+Ids = tuple[int, ...]  # of a chunk
 ORDERS = ("given", "reversed", "shuffled")
 
 

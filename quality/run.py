@@ -10,19 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 from engine import Plan, PlannedChunk, composite_plan, plan_prompt
 from engine.policies import create_policy
 from engine.repair import count_tokens
-from engine.variants import Variant
 from quality import metrics
 from quality.answers import KL_TOKENS, RUN_FORMAT, Answer, Answers
+from quality.choices import NEAREST, Around, choose
 from quality.methods import BASELINES, FULL, NO_CONTEXT, Method
-from quality.questions import Form, Passage, Question, QuestionSet
+from quality.questions import Form, Ids, Passage, Question, QuestionSet
 from quality.results import Progress, Result, Seconds
 from quality.stitched import Stitched
-from quality.subject import Subject
+from quality.subject import Note, Subject
 from schemas.errors import InputError
 from schemas.ids import digest
 
@@ -35,6 +36,7 @@ def evaluate(
     form: Form | None = None,
     limit: int | None = None,
     answer_tokens: int = 32,
+    other: QuestionSet | None = None,
     known: Callable[[str], Result | None] = lambda key: None,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Iterator[Result]:
@@ -43,32 +45,32 @@ def evaluate(
     Args:
         limit: only the first so many questions; neighbours are looked for in the whole set all the same.
         answer_tokens: length of an answer, for F1; at least `KL_TOKENS`.
+        other: the set that neighbours chosen by `other` are taken from.
         known: results of an earlier run by key; they are not computed again.
         progress: told what is done.
 
     Raises:
-        InputError: a method does not exist, or a question does not fit into the model.
+        InputError: a method does not exist or needs another set, or a question does not fit into the model.
     """
     form = form or Form()
     for method in methods:
         method.check()
+        if method.neighbours.choice == "other" and (other is None or other.name == questions.name):
+            raise InputError(f"{method.prefill}: say which other set these neighbours are taken from")
     asked = questions.questions[:limit]
     rows = [*BASELINES, *methods]
     done, total = 0, len(asked) * len(rows)
-    fused = any(method.variant.fused for method in methods)
+
+    def embedding(n: int, of: int) -> None:
+        progress(Progress(done, total, f"embedding {n}/{of} passages"))
+
     for question in asked:
-        run = _Question(subject, questions, question, form, max(answer_tokens, KL_TOKENS))
+        run = _Question(subject, questions, question, form, max(answer_tokens, KL_TOKENS), other, embedding)
         for method in rows:
             key = run.key(method)
             result = known(key)
             if result is None:
-                progress(Progress(done, total, f"{question.id} {method.variant.name} {method.label}"))
-                if fused and run.corpus is None:
-                    run.corpus = subject.corpus(
-                        questions,
-                        form,
-                        lambda n, of: progress(Progress(done, total, f"embedding {n}/{of} passages")),  # noqa: B023 - called at once
-                    )
+                progress(Progress(done, total, f"{question.id} {method.prefill} {method.label}"))
                 result = run.result(method, key)
             done += 1
             progress(Progress(done, total, question.id, result))
@@ -79,11 +81,17 @@ class _Question:
     """One question: what its methods share is computed once, when the first of them needs it."""
 
     def __init__(
-        self, subject: Subject, questions: QuestionSet, question: Question, form: Form, answer_tokens: int
+        self,
+        subject: Subject,
+        questions: QuestionSet,
+        question: Question,
+        form: Form,
+        answer_tokens: int,
+        other: QuestionSet | None,
+        embedding: Note,
     ) -> None:
-        self.corpus: Any = None
         self._subject, self._set, self._question, self._form = subject, questions, question, form
-        self._n = answer_tokens
+        self._n, self._other, self._embedding = answer_tokens, other, embedding
         self._ids = subject.template.question_ids(question.question)
         self._passages: list[Passage] = subject.prompt_passages(question, form)
         self._plan = self._planned(self._passages)
@@ -107,6 +115,10 @@ class _Question:
                 facts.append(list(subject.company))
             if variant.fused:
                 facts += [subject.n_neighbours, self._set.name, len(self._set.questions)]
+            if method.neighbours != NEAREST:
+                facts.append(method.neighbours.label)
+            if method.neighbours.choice == "other" and self._other is not None:
+                facts += [self._other.name, len(self._other.questions)]
         return digest(facts)
 
     def result(self, method: Method, key: str) -> Result:
@@ -120,7 +132,7 @@ class _Question:
             return self._result(method, key, answer, plan, 0, Seconds(first_step=answer.first_step_s))
         policy = create_policy(method.policy, **dict(method.options))
         plan = composite_plan(self._plan) if policy.layout == "composite" else self._plan
-        stitched = self._base(method.variant, plan)
+        stitched = self._base(method, plan)
         repair, selected = stitched.select(self._subject.model, policy, method.budget)
         answer = self._answers.of(plan, stitched.base, repair)
         seconds = Seconds(stitched.load_s, stitched.stitch_s, selected, answer.first_step_s)
@@ -129,18 +141,32 @@ class _Question:
     def _planned(self, passages: Sequence[Passage]) -> Plan:
         return plan_prompt(self._subject.template, self._ids, [PlannedChunk(each.ids, True) for each in passages])
 
-    def _base(self, variant: Variant, plan: Plan) -> Stitched:
-        """The stitched rows of a variant; the last one is kept."""
-        kept = self._stitched
-        if kept is None or (kept.variant, kept.plan) != (variant, plan):
+    @cached_property
+    def _around(self) -> Around:
+        own = self._form.passages(self._question, self._subject.template.tokenizer)
+        return Around(
+            corpus=self._subject.corpus(self._set, self._form, self._embedding),
+            prompt=tuple(passage.ids for passage in self._passages),
+            own=frozenset(passage.ids for passage in own),
+            other=self._subject.corpus(self._other, self._form) if self._other else None,
+        )
+
+    def _base(self, method: Method, plan: Plan) -> Stitched:
+        """The stitched rows of a method's variant and neighbours; the last one is kept."""
+        kept, variant, neighbours = self._stitched, method.variant, method.neighbours
+        if kept is None or (kept.variant, kept.neighbours, kept.plan) != (variant, neighbours, plan):
             kept = self._stitched = None  # its memory is needed
-            self._subject.prepare(self._passages, variant, self.corpus)
+
+            def neighbours_of(ids: Ids) -> list[Ids]:
+                return choose(neighbours, ids, self._subject.n_neighbours, self._around)
+
+            self._subject.prepare(self._passages, variant, neighbours_of)
             begin = time.perf_counter()
-            rows = self._subject.load(self._passages, variant, self.corpus)
+            rows = self._subject.load(self._passages, variant, neighbours_of)
             loaded = time.perf_counter()
             base = self._subject.model.stitch(plan, rows, room=self._n + KL_TOKENS)
             end = time.perf_counter()
-            kept = self._stitched = Stitched(variant, plan, base, loaded - begin, end - loaded)
+            kept = self._stitched = Stitched(variant, neighbours, plan, base, loaded - begin, end - loaded)
         return kept
 
     def _result(self, method: Method, key: str, answer: Answer, plan: Plan, repaired: int, seconds: Seconds) -> Result:
@@ -156,7 +182,7 @@ class _Question:
             question=self._question.id,
             policy=method.policy,
             options=dict(method.options),
-            variant="" if method.policy in (FULL, NO_CONTEXT) else method.variant.name,
+            variant=method.prefill,
             budget=method.budget,
             kl=sum(answer.kl) / len(answer.kl),
             kl_first=answer.kl[0],

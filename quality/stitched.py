@@ -12,6 +12,7 @@ from engine.passes import PassMemo
 from engine.policies import Policy
 from engine.rows import Base
 from engine.variants import Variant
+from quality.choices import Neighbours
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Stitched:
     """The base of a prompt in one variant, what selection passes over it have found, and what it cost."""
 
     variant: Variant
+    neighbours: Neighbours
     plan: Plan
     base: Base
     load_s: float

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from engine import KvRows, Model, PromptTemplate, load_embedder, load_model, resolve_generation
 from engine.variants import Variant, company_of, front_ids, prefill_variant
 from quality.neighbours import Corpus, Embed
-from quality.questions import Form, Passage, Question, QuestionSet, corpus_of
+from quality.questions import Form, Ids, Passage, Question, QuestionSet, corpus_of
 from quality.row_cache import CACHE_FORMAT, RowCache
 from schemas.errors import InputError
 from schemas.ids import artifact_key, token_digest
 from schemas.settings import Settings
 
 Note = Callable[[int, int], None]  # done, of how many
+NeighboursOf = Callable[[Ids], Sequence[Ids]]  # a chunk's, the one that comes next to it first
 
 
 @dataclass
@@ -35,12 +36,11 @@ class Subject:
     _corpora: dict[str, Corpus] = field(default_factory=dict, repr=False)
 
     def corpus(self, questions: QuestionSet, form: Form, progress: Note = lambda done, total: None) -> Corpus:
-        """All passages of a set; embedded once."""
+        """All passages of a set; embedded once, when it is asked for neighbours."""
         name = f"{questions.name} {len(questions.questions)} {form.chunk_tokens}"
         if name not in self._corpora:
-            embed, sha256 = self.embed()
             passages = corpus_of(questions.questions, form, self.template.tokenizer)
-            self._corpora[name] = Corpus(passages, embed, sha256, self.cache, progress)
+            self._corpora[name] = Corpus(passages, self.embed, self.cache, progress)
         return self._corpora[name]
 
     def prompt_passages(self, question: Question, form: Form) -> list[Passage]:
@@ -54,61 +54,60 @@ class Subject:
             raise InputError(f"question {question.id}: a passage has no tokens")
         return passages
 
-    def prepare(self, passages: Sequence[Passage], variant: Variant, corpus: Corpus | None) -> None:
-        """Make the rows of a prompt's passages that are not on disk yet."""
+    def prepare(
+        self, passages: Sequence[Passage], variant: Variant, neighbours_of: NeighboursOf = lambda _: ()
+    ) -> None:
+        """Make the rows of a prompt's passages that are not on disk yet; neighbours count where it is fused."""
         for number, passage in enumerate(passages):
             of = self._of(variant, number)
-            if not self.cache.has(self._key(passage.ids, of, corpus)):
-                self._rows(passage.ids, of, corpus)
+            neighbours = self._fitting(passage.ids, of, neighbours_of)
+            if not self.cache.has(self._key(passage.ids, of, neighbours)):
+                self._rows(passage.ids, of, neighbours)
 
-    def load(self, passages: Sequence[Passage], variant: Variant, corpus: Corpus | None) -> list[KvRows]:
+    def load(
+        self, passages: Sequence[Passage], variant: Variant, neighbours_of: NeighboursOf = lambda _: ()
+    ) -> list[KvRows]:
         """Rows of a prompt's passages, read from disk where they are there."""
-        return [self._rows(passage.ids, self._of(variant, number), corpus) for number, passage in enumerate(passages)]
+        kinds = [(passage.ids, self._of(variant, number)) for number, passage in enumerate(passages)]
+        return [self._rows(ids, of, self._fitting(ids, of, neighbours_of)) for ids, of in kinds]
 
     def _of(self, variant: Variant, number: int) -> Variant:
         """The variant of the passage at that place: the first may be served from its pass 1."""
         return Variant("shared_prefix") if number == 0 and variant.pass1_first else variant
 
-    def _rows(self, ids: tuple[int, ...], variant: Variant, corpus: Corpus | None) -> KvRows:
-        key = self._key(ids, variant, corpus)
-
+    def _rows(self, ids: Ids, variant: Variant, neighbours: Sequence[Ids]) -> KvRows:
         def compute() -> KvRows:
-            neighbours = self._neighbours(ids, variant, corpus)
             pass1 = Variant("pass1", front=variant.neighbours)
             (rows,) = prefill_variant(
                 self.model,
                 variant,
                 self.template,
                 [ids],
-                lambda _: [self._rows(neighbour.ids, pass1, None) for neighbour in neighbours],
+                lambda _: [self._rows(neighbour, pass1, ()) for neighbour in neighbours],
                 company=self.company,
             )
             return rows
 
-        return self.cache.rows(key, compute)
+        return self.cache.rows(self._key(ids, variant, neighbours), compute)
 
-    def _key(self, ids: tuple[int, ...], variant: Variant, corpus: Corpus | None) -> str:
+    def _key(self, ids: Ids, variant: Variant, neighbours: Sequence[Ids]) -> str:
         front = variant.front_ids(self.template, self.company)
         pass1 = front_ids(variant.neighbours, self.template, self.company)
         fingerprint = self.model.fingerprint.digest
-        neighbours = [
-            artifact_key(fingerprint, token_digest(pass1), neighbour.ids)
-            for neighbour in self._neighbours(ids, variant, corpus)
-        ]
-        return f"{artifact_key(fingerprint, token_digest(front), ids, neighbours)}-{CACHE_FORMAT}"
+        keys = [artifact_key(fingerprint, token_digest(pass1), neighbour) for neighbour in neighbours]
+        return f"{artifact_key(fingerprint, token_digest(front), ids, keys)}-{CACHE_FORMAT}"
 
-    def _neighbours(self, ids: tuple[int, ...], variant: Variant, corpus: Corpus | None) -> list[Passage]:
-        """Nearest first; as many as fit into the model behind what stands in front."""
+    def _fitting(self, ids: Ids, variant: Variant, neighbours_of: NeighboursOf) -> list[Ids]:
+        """As many neighbours as fit into the model behind what stands in front; none where it is not fused."""
         if not variant.fused:
             return []
-        assert corpus is not None, "fused variants need a corpus"
         room = self.model.max_tokens - len(variant.front_ids(self.template, self.company)) - len(ids)
-        taken: list[Passage] = []
-        for passage in corpus.nearest(ids, self.n_neighbours):
-            room -= len(passage.ids)
+        taken: list[Ids] = []
+        for neighbour in neighbours_of(ids):
+            room -= len(neighbour)
             if room < 0:
                 break
-            taken.append(passage)
+            taken.append(neighbour)
         return taken
 
 

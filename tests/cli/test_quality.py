@@ -40,6 +40,8 @@ def call(*arguments: str) -> None:
         (("eval", "ruler", "--order", "up"), "there is no order 'up' of chunks"),
         (("eval", "absent.jsonl"), "absent.jsonl: no such file"),
         (("verify", "--policy", "closer"), "there is no selection policy 'closer'"),
+        (("eval", "ruler", "--variant", "fused:farthest"), "neighbours cannot be chosen by 'farthest'; known are"),
+        (("verify", "--variant", "fused:random"), "a certificate is about rows that are served"),
         (("verify", "./absent"), "./absent: no such folder or .gguf file"),
     ],
 )

@@ -76,7 +76,7 @@ def passages() -> list[Passage]:
 def test_the_nearest_are_others_the_nearest_first_and_embedded_once(model: Model, tmp_path: Path) -> None:
     """A chunk that is its own neighbour would be a copy of the prompt in front of itself."""
     cache = RowCache(tmp_path, 1 << 20, model.fingerprint)
-    corpus = Corpus(passages(), embed, "0" * 64, cache)
+    corpus = Corpus(passages(), lambda: (embed, "0" * 64), cache)
     bridge = corpus.passages[2]
     nearest = corpus.nearest(bridge.ids, 3)
     assert bridge not in nearest
@@ -92,7 +92,8 @@ def test_the_nearest_are_others_the_nearest_first_and_embedded_once(model: Model
     def no_encoder(texts):
         raise AssertionError("embedded again")
 
-    again = Corpus(passages(), no_encoder, "0" * 64, cache)
+    again = Corpus(passages(), lambda: (no_encoder, "0" * 64), cache)
     assert again.nearest(bridge.ids, 3) == nearest
+    another = Corpus(passages(), lambda: (no_encoder, "1" * 64), cache)  # another encoder, other vectors
     with pytest.raises(AssertionError, match="embedded again"):
-        Corpus(passages(), no_encoder, "1" * 64, cache)  # another encoder, other vectors
+        another.nearest(bridge.ids, 3)
