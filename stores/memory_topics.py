@@ -55,7 +55,7 @@ class MemoryTopics:
 
         def available() -> list[Message]:
             logs = self._logs.get(topic, [[] for _ in range(self.partitions)])
-            return [record for p, log in enumerate(logs) for record in log[positions.get(p, 0) :]][:limit]
+            return [record for p, at in sorted(positions.items()) for record in logs[p][at:]][:limit]
 
         with self._changed:
             if not available():
@@ -139,7 +139,8 @@ class MemoryReader:
         """The end of each partition."""
         ends: dict[int, int | None] = dict.fromkeys(self._at, 0)
         for message in self._topics.messages(self.topic):
-            ends[message.partition] = message.offset + 1
+            if message.partition in ends:
+                ends[message.partition] = message.offset + 1
         return ends
 
     def lag(self) -> int | None:
