@@ -122,9 +122,11 @@ def run_reconcile(
     connect = ConnectStores(settings)
     store_retry(lambda: ensure_topics(kafka), "setting up topics", settings.ingest, SystemClock())
     with connected(connect), closing(EventReader(settings.events)) as reader:
+        parts = connect()
+        groups = parts.settings.kafka  # of this generation
         return Reconciler(
-            connect(),
-            lag=lambda pipeline: lag(kafka, kafka.group_of(pipeline), topics[pipeline]),
+            parts,
+            lag=lambda pipeline: lag(kafka, groups.group_of(pipeline), topics[pipeline]),
             events=lambda: read_all(kafka, kafka.documents_topic),
             read=reader,
         ).run(tenant, dry_run=dry_run, grace_s=grace_s)

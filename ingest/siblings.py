@@ -28,7 +28,7 @@ from stores.kv_store import KvStore
 def stores_beside(parts: Stores, entry: KnownGeneration) -> Iterator[Stores]:
     """The stores of another generation, over the connections of `parts`, with its own consumer groups."""
     generation = entry.generation
-    with parts.index.beside(parts.settings.qdrant, generation.name, generation.embedding_dim) as index:
+    with parts.index.beside(generation.name, generation.embedding_dim) as index:
         yield Stores(
             settings=parts.settings,
             generation=generation,

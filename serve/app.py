@@ -45,6 +45,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         if isinstance(parts, Parts):
             await state.readiness.build(lambda: parts, state.pools.model)
+            state.start()
             building = None
         else:
             building = asyncio.create_task(_build(state, parts or (lambda: build_parts(settings)), on_failure))
@@ -56,8 +57,8 @@ def create_app(
                 building.cancel()
                 with suppress(asyncio.CancelledError):
                     await building
-                if state.readiness.loaded:
-                    await asyncio.to_thread(state.readiness.parts.close)
+                if state.readiness.built is not None:
+                    await asyncio.to_thread(state.readiness.built.close)
             state.pools.shutdown()
 
     app = FastAPI(
@@ -85,6 +86,7 @@ async def _build(state: State, make: Callable[[], Parts], on_failure: Callable[[
     except Exception:
         _log.exception("the service cannot start")
     else:
+        state.start()
         return
     if on_failure is not None:
         on_failure()

@@ -20,13 +20,11 @@ from schemas.events import (
     parse_event,
 )
 from schemas.ids import DocumentKey, is_packed
-from schemas.receipt import Receipt, judge
+from schemas.receipt import Receipt
 from schemas.settings import KafkaSettings
 from serve import threads
 from serve.parts import Parts
-from stores.clock import SystemClock
-from stores.leftovers import leftovers
-from stores.receipts import Receipts
+from serve.receipts import receipt_of
 
 _REMEMBERED = 10_000  # documents whose last version given out is kept
 _TURNS = 64  # locks that documents share
@@ -148,13 +146,8 @@ class Documents:
         return DeletedMany(deletions=deletions, next=following)
 
     def _receipt(self, document: DocumentKey, version: int | None) -> Receipt:
-        generation, receipts = self._parts.generation.name, Receipts(self._parts.blobs)
-        head = self._parts.index.heads([document]).get(document)
-        deletions = {name.version for name in receipts.of(document) if name.generation == generation}
-        if head is not None and not head.live:
-            deletions.add(head.version)
-        wanted = max(deletions, default=None) if version is None else version
-        if wanted is None or wanted not in deletions:
+        receipt = receipt_of(self._parts, document, version)
+        if receipt is None:
             which = "" if version is None else f" at version {version}"
             raise RequestError(
                 f"no deletion of document {document.doc_id!r}{which} is known; one that was just published may not be "
@@ -163,13 +156,7 @@ class Documents:
                 code="receipt_not_found",
                 param="doc_id",
             )
-        complete = receipts.get(document, wanted, generation)
-        if complete is not None:
-            return complete
-        left = leftovers(self._parts.index, self._parts.kv, document, wanted)
-        noted = receipts.parts(document, wanted, generation)
-        pending = judge(document, wanted, generation, noted, left, SystemClock().now_ms(), prefill_passed=False)
-        return receipts.get(document, wanted, generation) or pending  # it may have been closed while we counted
+        return receipt
 
     def _version(self, document: DocumentKey, asked: int | None) -> int | None:
         if asked is not None:

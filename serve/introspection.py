@@ -53,8 +53,8 @@ async def version(request: Request) -> dict[str, Any]:
     """The release, and, once the model is loaded, what it serves."""
     state = _state(request)
     known: dict[str, Any] = {"version": installed_version("kvquilt"), "model": display_name(state.settings.model.name)}
-    if state.readiness.loaded:
-        parts = state.readiness.parts
+    parts = state.readiness.built
+    if parts is not None:
         known |= {"generation": parts.generation.name, "fingerprint": parts.model.fingerprint.digest}
         known |= {"reuse_refusal": parts.model.reuse_refusal}
     return known

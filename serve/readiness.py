@@ -14,6 +14,7 @@ from serve.parts import Parts
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 LOADING = "the model is being loaded"
+LOOKING = "it is being looked up which generation is live"
 _log = logging.getLogger("kvquilt.serve")
 
 
@@ -22,28 +23,36 @@ class Readiness:
 
     Attributes:
         failure: why the parts cannot be built, once it is certain that trying again will not help.
+        refusal: why the parts may not be used now: they do not fit the live generation.
     """
 
     def __init__(self) -> None:
         self._parts: Parts | None = None
         self._reason = LOADING
         self.failure: KvquiltError | None = None
+        self.refusal: str | None = None
 
     @property
-    def loaded(self) -> bool:
-        """Whether the parts are there."""
-        return self._parts is not None
+    def built(self) -> Parts | None:
+        """The parts, whether they may be used or not; None: they are not there yet."""
+        return self._parts
 
     @property
     def parts(self) -> Parts:
         """The parts.
 
         Raises:
-            NotReadyError: they are not there yet, with the reason.
+            NotReadyError: they are not there yet, or may not be used, with the reason.
         """
         if self._parts is None:
             raise NotReadyError(self._reason)
+        if self.refusal is not None:
+            raise NotReadyError(self.refusal)
         return self._parts
+
+    def adopt(self, parts: Parts) -> None:
+        """Use these parts from the next request on."""
+        self._parts, self.refusal = parts, None
 
     async def build(self, make: Callable[[], Parts], pool: Executor) -> Parts:
         """Build the parts in a thread; while a store is down, try again with growing pauses.
@@ -54,7 +63,7 @@ class Readiness:
         pause_s = FIRST_RETRY_S
         while True:
             try:
-                self._parts = await threads.call(pool, make)
+                built = await threads.call(pool, make)
             except StoreError as error:
                 self._reason = f"an outside system did not answer: {error}; trying again"
                 _log.warning("%s in %.0f s", self._reason, pause_s)
@@ -67,7 +76,9 @@ class Readiness:
                 self._reason = f"loading failed ({type(error).__name__}); the log has it"
                 raise
             else:
-                return self._parts
+                self.refusal = LOOKING if built.generations is not None else None
+                self._parts = built
+                return built
 
     async def check(self, pool: Executor) -> None:
         """Ask the index and the object store, and compare generations.

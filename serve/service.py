@@ -13,6 +13,7 @@ from schemas.settings import Settings
 from serve.admission import Admission
 from serve.answer import Answerer, Done, Event
 from serve.documents import Documents
+from serve.following import Following
 from serve.loading import LOAD_THREADS, KvLoader
 from serve.parts import Parts
 from serve.prefixes import ExactPrefixes
@@ -93,25 +94,39 @@ class State:
         self.pools = Pools(settings)
         self._service: Service | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._following: Following | None = None
+        self._follow: asyncio.Task[None] | None = None
 
     @property
     def service(self) -> Service:
         """The service.
 
         Raises:
-            NotReadyError: the parts are not there yet.
+            NotReadyError: the parts are not there yet, or do not fit the live generation.
         """
-        if self._service is None:
-            self._service = Service.of(self.settings, self.readiness.parts, self.pools, self.telemetry)
+        parts = self.readiness.parts
+        if self._service is None or self._service.parts is not parts:  # the first request, or of a new generation
+            if self._watch is not None:
+                self._watch.cancel()
+            self._service = Service.of(self.settings, parts, self.pools, self.telemetry)
             self._watch = asyncio.create_task(self._service.prefixes.watch(self.settings.serve.prefix_check_s))
         return self._service
 
+    def start(self) -> None:
+        """Follow the live generation, where the parts know which that is."""
+        if self.readiness.built is not None and self.readiness.built.generations is not None:
+            self._following = Following(self.settings, self.readiness, self.readiness.built.generations)
+            self._follow = asyncio.create_task(self._following.watch(self.pools.probes))
+
     async def stop(self) -> None:
         """End what runs beside the requests."""
-        if self._watch is not None:
-            self._watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watch
+        for task in (self._watch, self._follow):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        if self._following is not None:
+            await asyncio.to_thread(self._following.close)
 
 
 async def whole(events: AsyncGenerator[Event, None]) -> AnswerResponse:

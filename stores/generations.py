@@ -117,6 +117,10 @@ class Claim:
         self.entry = entry
         self._lease = lease
 
+    def expire(self) -> None:
+        """Renew it no more: it holds for what is left of its time, as long as requests that are under way need it."""
+        self._lease.expire()
+
     def close(self) -> None:
         """Give it back. Twice is harmless."""
         self._lease.close()

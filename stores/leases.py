@@ -101,7 +101,7 @@ class Lease:
         self._thread.start()
 
     def expire(self) -> None:
-        """Renew no more: it holds for what is left of its time, as long as requests that still use the generation."""
+        """Renew it no more; it holds for what is left of its time."""
         self._ended.set()
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ class VectorIndex:
     def __init__(self, connection: Connection, name: str, dim: int) -> None:
         self.dim = dim
         self.collection = f"{name}_chunks"
-        self._connection = connection
+        self._connection, self._name = connection, name
         self._heads = Heads(connection, f"{name}_heads")
         self._closed = False
 
@@ -258,9 +258,10 @@ class VectorIndex:
         )
         return int(answer.count)
 
-    def beside(self, qdrant: QdrantSettings, generation: str, dim: int) -> VectorIndex:
+    def beside(self, generation: str, dim: int) -> VectorIndex:
         """The index of another generation over the same connection; to be closed too. Creates nothing."""
-        return VectorIndex(self._connection.share(), f"{qdrant.prefix}_{generation}", dim)
+        prefix, _, _ = self._name.rpartition("_")
+        return VectorIndex(self._connection.share(), f"{prefix}_{generation}", dim)
 
     def exists(self) -> bool:
         """Whether both collections are there."""
