@@ -10,6 +10,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from cli.context import Context
+from cli.feeding import with_live_groups
 from cli.running import DataFolder, Running
 from cli.service import Service
 from schemas.errors import InputError, KvquiltError
@@ -68,6 +69,7 @@ def look(settings: Settings) -> Iterator[Check]:
     yield Check("data folder", "ok", f"{settings.data_dir}, used by process {running.pid}" if running else "free")
     yield from _broker(settings, running)
     yield _checked("object store", lambda: _blobs(settings))
+    yield _checked("generations", lambda: _generations(settings))
     yield _certificate(settings)
     if settings.qdrant.url or running is None:
         yield _checked("vector index", lambda: _index(settings))
@@ -129,8 +131,9 @@ def _broker(settings: Settings, running: Running | None) -> Iterator[Check]:
         return f"{len(found)} in {kafka.dead_letter_topic}, {again} of them sent again{hint}"
 
     def behind() -> str:
-        index = lag(kafka, kafka.group_of("index"), kafka.documents_topic)
-        prefill = lag(kafka, kafka.group_of("prefill"), kafka.commits_topic)
+        groups = with_live_groups(settings).kafka
+        index = lag(kafka, groups.group_of("index"), kafka.documents_topic)
+        prefill = lag(kafka, groups.group_of("prefill"), kafka.commits_topic)
         return f"index {index} events behind, prefill {prefill} commit records"
 
     yield _checked("broker", topics)
@@ -143,6 +146,26 @@ def _blobs(settings: Settings) -> str:
 
     open_blobs(settings.blobs_url, settings.blobs.options).ready()
     return settings.blobs_url
+
+
+def _generations(settings: Settings) -> str:
+    from engine import resolve_generation
+    from ingest.switching import open_generations
+    from schemas.generations import differences
+
+    made, record = resolve_generation(settings).generation, open_generations(settings).read()
+    if record.live is None:
+        return f"none yet; {made.name} of these settings is live at its first use"
+    said = ", ".join(f"{one.name} {one.state}" for one in record.known)
+    if record.live.name == made.name:
+        return f"{said}; these settings make the live one"
+    other = differences(record.live.generation, made)
+    if record.get(made.name) is not None:
+        return f"{said}; these settings make {made.name}, which is not the live one: {other}"
+    raise InputError(
+        f"{said}; these settings make {made.name}, which does not exist ({other}): nothing is ingested with them. Set "
+        "back what differs, or run `kvquilt reindex`"
+    )
 
 
 def _certificate(settings: Settings) -> Check:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cli.context import Context
 from cli.documents import Outgoing, files_in, read_documents
+from cli.feeding import with_live_groups
 from cli.running import with_broker
 from cli.service import Service
 from cli.waiting import POLL_S, Servable, Wanted, wait_servable
@@ -104,7 +105,8 @@ def wait(context: Context, kafka: KafkaSettings, sent: Sequence[Message], timeou
         )
         if any(not is_packed(change.version) for change in wanted.values()):
             # a version of one's own may have been there before, with other content: only INDEX tells
-            until_passed(kafka, names, timeout_s - (time.monotonic() - start_s))
+            groups = with_live_groups(context.settings).kafka.model_copy(update={"bootstrap": kafka.bootstrap})
+            until_passed(groups, names, timeout_s - (time.monotonic() - start_s))
             for doc_id, cause in dead_letters(kafka, names).items():
                 reached.refused[doc_id] = cause
                 reached.kv = [name for name in reached.kv if name != doc_id]

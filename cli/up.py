@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY
 
 from cli.context import Context
 from cli.embedded import embedded
+from cli.feeding import others_to_feed, settings_beside
 from cli.flags import settings_lines
 from cli.start import say_identity
 from cli.stop import stop_on_signals
@@ -45,6 +47,12 @@ def up(context: Context) -> None:
         context.say(f"listening on {server.url}, broker at {settings.kafka.bootstrap}; Ctrl-C stops")
         workers.start("the index pipeline", lambda: run_index(settings, stop))
         workers.start("the prefill pipeline", lambda: _prefill(context, settings, stop))
+        for entry in others_to_feed(settings):
+            adapted = settings_beside(context, settings, entry)
+            if adapted is not None:
+                of = f"of generation {entry.name}"
+                workers.start(f"the index pipeline {of}", partial(run_index, adapted, stop, beside=entry.name))
+                workers.start(f"the prefill pipeline {of}", partial(_prefill, context, adapted, stop, entry.name))
         while not stop.wait(WATCH_S):
             try:
                 own.check()
@@ -58,11 +66,11 @@ def up(context: Context) -> None:
     context.say("stopped")
 
 
-def _prefill(context: Context, settings: Settings, stop: threading.Event) -> None:
+def _prefill(context: Context, settings: Settings, stop: threading.Event, beside: str = "") -> None:
     from ingest import run_prefill
 
     try:
-        run_prefill(settings, stop)
+        run_prefill(settings, stop, beside=beside)
     except UnsupportedModelError as error:  # without reuse the service still answers, in exact mode
         context.say(f"no KV is made: {error}")
         stop.wait()
