@@ -14,8 +14,10 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from quality.questions import Question
+from schemas.errors import InputError
 
 TASKS = ("needle", "multikey", "hops")
+_KEYS = 3  # records of a chunk, in multikey
 
 
 def _listed(text: str) -> list[str]:
@@ -43,7 +45,13 @@ def ruler(n_questions: int, *, n_chunks: int = 6, chunk_words: int = 130, tasks:
         n_chunks: chunks of each.
         chunk_words: about so many words in each chunk; a token is about three quarters of one.
         tasks: one of `TASKS`, or `all`.
+
+    Raises:
+        InputError: there are not so many names for records.
     """
+    most = len(_COLOURS) * len(_ANIMALS) // _KEYS
+    if n_chunks > most:
+        raise InputError(f"ruler makes prompts of at most {most} chunks (got {n_chunks})")
     kinds = TASKS if tasks == "all" else (tasks,)
     made = []
     for number in range(n_questions):
@@ -64,7 +72,7 @@ def _needle(draw: random.Random, n_chunks: int) -> tuple[str, str, list[list[str
 
 def _multikey(draw: random.Random, n_chunks: int) -> tuple[str, str, list[list[str]]]:
     used: set[str] = set()
-    pairs = [[(_name(draw, used), _number(draw)) for _ in range(3)] for _ in range(n_chunks)]
+    pairs = [[(_name(draw, used), _number(draw)) for _ in range(_KEYS)] for _ in range(n_chunks)]
     name, number = draw.choice(draw.choice(pairs))
     return (
         f"What is the access number of the {name}?",
