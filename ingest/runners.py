@@ -94,7 +94,7 @@ class Runner:
         found = result.metrics().query(MetricsFilter().with_namespace(NAMESPACE))
         counts: Counter[str] = Counter()  # one name may be counted in several steps
         for counter in found["counters"]:
-            counts[counter.key.metric.name] += counter.result
+            counts[counter.key.metric.name] += counter.result or 0
         return counts
 
     def _runner(self) -> Any:

@@ -5,8 +5,8 @@ import pytest
 
 from engine import KvRows, load_model, resolve_generation
 from ingest import run_backfill
-from ingest.sources import survey
 from ingest.connect import ConnectPrefill
+from ingest.sources import survey
 from schemas.errors import SettingsError
 from schemas.settings import load_settings
 from serve import BackgroundServer, build_parts
