@@ -28,6 +28,7 @@ class SelectionContext:
         first_chunk_exact: the rows of the first chunk were computed behind this very prefix (variant
             `shared_prefix`), so that they are those of a full prefill and no budget is spent on them.
         passes: what was found already; shared by the policies that are compared on one prompt.
+        fused: the rows were computed behind chunks like those of their prompt (the fused variants).
     """
 
     plan: Plan
@@ -36,6 +37,7 @@ class SelectionContext:
     run: Run
     first_chunk_exact: bool = True
     passes: PassMemo = field(default_factory=PassMemo, repr=False)
+    fused: bool = False
 
     @cached_property
     def n_ctx(self) -> int:

@@ -7,28 +7,32 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.policies.layers import layers_at, named_layers
-from engine.policies.spend import BlockRule, n_tokens_of, spend_on_blocks
+from engine.policies.layers import named_layers
+from engine.policies.spend import BlockRule, n_tokens_of, spend_on_blocks, top_tokens
 from engine.scoring import NORM
 
 if TYPE_CHECKING:
     from engine.selection import SelectionContext
 
-DEPTHS = (0.4, 0.467, 0.534, 0.6)
+SHALLOWEST, DEEPEST = 1 / 3, 0.8  # of the depth: below, attention is local; above, it serves the next token
 
 
 class ClosurePolicy:
-    """Blocks of 16 tokens by their infoflow score, every chunk's head block first, runs preferred.
+    """Runs of 16 tokens by the question's attention at all middle layers; over fused rows single tokens. Ours.
 
-        a(b) = Σ over tokens t of block b of: mean over layers l of ‖ mean over heads of A^l[h, :, t] ‖₂
-        worth(b) = a(b) · (1 + run_bonus, if the block before it is taken)
-        head blocks first; then `floor` tokens in every chunk; then the block worth most, until the budget is spent
+        score(t) = mean over layers l, from a third to four fifths of the depth, of ‖ mean over heads of A^l[h, :, t] ‖₂
+        rows without context: a(b) = Σ score over block b; the block worth most is taken, until the budget is spent;
+                              worth(b) = a(b) · (1 + run_bonus, if the block before it is taken)
+        fused rows:           the tokens with the highest scores
 
-    Why: a token repaired alone reads stale neighbours, and importance is not repairability (arXiv 2609.17983); a
-    chunk computed apart grows an attention sink at its head, which recomputing the head takes away (EPIC).
+    Why: a token repaired alone reads stale neighbours, and importance is not repairability (arXiv 2609.17983); rows
+    that were computed behind chunks like those of their prompt are not stale enough for that to matter, and blocks
+    would only spend on words that nobody asked about. `infoflow` scores at three or four layers; which tokens matter
+    differs by layer, and the mean over all middle ones chooses better on every set (docs/results), for the same pass.
 
-    Small models attend most to the chunk nearest to the question and would spend up to three quarters of the budget
-    there. `balance` divides the scores of a chunk by their mean to that power: 0 leaves them, 1 makes chunks equal.
+    Options from which an earlier form was made, all measured worse as defaults (docs/log.md): `heads` takes every
+    chunk's head block first, as EPIC does; `floor` gives every chunk so many tokens; `balance` divides the scores of
+    a chunk by their mean to that power, because small models attend most to the chunk nearest to the question.
 
     With `fitted` the worth follows the closure form of IBM's spans work on vLLM (one policy file, unpublished):
 
@@ -36,8 +40,8 @@ class ClosurePolicy:
         w(d) = 0.06 · d^-1.25 + 0.0085, plus 0.554 if j is the chunk's head block
 
     b and j count blocks within their chunk. Its constants were fitted on Qwen3-32B, not on the model at hand. That
-    the sums of a block run over its own chunk only is our reading. Differences to both: layers at 40 to 60 % of the
-    depth with the pass ending there, the exact mask, no budget on rows that are exact already, and exactly the
+    the sums of a block run over its own chunk only is our reading. Differences to both: the pass ends behind the
+    deepest layer that is scored, the mask is exact, no budget goes to rows that are exact already, and exactly the
     budget is spent: the last block is cut.
     """
 
@@ -47,23 +51,23 @@ class ClosurePolicy:
     def __init__(
         self,
         layers: Sequence[int] | None = None,
-        block: int = 16,
-        heads: bool = True,
-        floor: int = 16,
+        block: int | None = None,
+        heads: bool = False,
+        floor: int = 0,
         run_bonus: float = 0.5,
         fitted: bool = False,
         balance: float = 0.0,
     ) -> None:
-        """Score at `layers`, or at the default depths; `balance` as above; the rest as in `BlockRule`."""
-        self._layers, self._balance = layers, balance
+        """`layers` other than the middle ones; `block` other than 16, or than 1 over fused rows; the rest as above."""
+        self._layers, self._balance, self._single_if_fused = layers, balance, block is None
         worth, reads = (_fitted_worth, _fitted_reads) if fitted else (None, None)
-        bonus = 0.0 if fitted else run_bonus
-        self._rule = BlockRule(size=block, heads=heads, floor=floor, run_bonus=bonus, worth=worth, reads=reads)
+        bonus, size = 0.0 if fitted else run_bonus, 16 if block is None else block
+        self._rule = BlockRule(size=size, heads=heads, floor=floor, run_bonus=bonus, worth=worth, reads=reads)
 
     def score(self, context: SelectionContext) -> torch.Tensor:
         """See `Scored.score`."""
         n_layers = context.spec.n_layers
-        layers = layers_at(n_layers, DEPTHS) if self._layers is None else named_layers(self._layers, n_layers)
+        layers = middle_layers(n_layers) if self._layers is None else named_layers(self._layers, n_layers)
         scores = context.attention(layers, NORM).mean(0)
         for chunk in context.chunks if self._balance else ():
             of_chunk = scores[chunk.start : chunk.end]
@@ -75,7 +79,15 @@ class ClosurePolicy:
         n = n_tokens_of(context, budget)
         if not n:
             return torch.empty(0, dtype=torch.int64)
+        if context.fused and self._single_if_fused:
+            return top_tokens(self.score(context), context.eligible, n)
         return spend_on_blocks(self.score(context), context.chunks, n, self._rule)
+
+
+def middle_layers(n_layers: int) -> tuple[int, ...]:
+    """The layers between `SHALLOWEST` and `DEEPEST`; at least one."""
+    first = int(n_layers * SHALLOWEST + 1e-9)
+    return tuple(range(first, max(int(n_layers * DEEPEST + 1e-9), first + 1)))
 
 
 def _fitted_worth(number: torch.Tensor, fresh: torch.Tensor, everything: torch.Tensor) -> torch.Tensor:

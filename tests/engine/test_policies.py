@@ -11,6 +11,7 @@ from engine.model import Model
 from engine.passes import Enough, PassMemo, PassRows
 from engine.plan import Plan, PlannedChunk, plan_prompt
 from engine.policies import POLICIES, Policy, create_policy
+from engine.policies.closure import middle_layers
 from engine.rows import Base
 from engine.scoring import MEAN, NORM, SUM, Reduction, ScoringRows
 from engine.selection import SelectionContext
@@ -273,6 +274,26 @@ def test_a_balanced_closure_does_not_leave_far_chunks_to_the_near_one(llama: Mod
     assert float(first.mean()) == pytest.approx(1.0, rel=1e-4)
     assert float(second.mean()) == pytest.approx(1.0, rel=1e-4)
     same(first, plain[:33] / plain[:33].mean())
+
+
+def test_closure_scores_at_all_middle_layers() -> None:
+    """From a third to four fifths of the depth; a model of one layer has one too."""
+    assert middle_layers(30) == tuple(range(10, 24))
+    assert (middle_layers(1), middle_layers(2), middle_layers(3)) == ((0,), (0,), (1,))
+
+
+def test_closure_takes_runs_of_stale_rows_and_single_tokens_of_fused_ones(llama: Model) -> None:
+    plan = plan_of(llama, (40, 33, 50), N_QUESTION)
+    base = stitched(llama, plan)
+    tokens = create_policy("infoflow", layers=middle_layers(llama.spec.n_layers))
+    assert llama.select(plan, base, create_policy("closure"), 0.2, fused=True).equal(
+        llama.select(plan, base, tokens, 0.2)
+    )
+    stale = llama.select(plan, base, create_policy("closure"), 0.2)
+    runs = int((stale.diff() > 1).sum()) + 1
+    assert runs <= 3, "25 tokens are two blocks of 16, the second one cut, or three where one is a chunk's short end"
+    named = create_policy("closure", block=16)
+    assert llama.select(plan, base, named, 0.2, fused=True).equal(stale), "a block size that is named holds"
 
 
 EVERY = [("cacheblend", {}), ("cacheblend", {"mode": "gradual"}), ("fusionrag", {}), ("fusionrag", {"group": 4})]

@@ -88,7 +88,7 @@ def test_the_fitted_form_prefers_blocks_whose_inputs_are_fresh() -> None:
 
 
 def test_the_fitted_form_pulls_towards_taken_blocks() -> None:
-    rule = ClosurePolicy(block=8, fitted=True, floor=0)._rule
+    rule = ClosurePolicy(block=8, fitted=True, heads=True)._rule
     chunk = (Segment(0, 64, Source.CACHED, 0),)
     scores = torch.full((64,), 1e-3)
     scores[24], scores[32], scores[56] = 3.0, 0.99, 1.0
