@@ -1,10 +1,14 @@
 """How fast documents become servable, and how much of the time is not spent in the two models.
 
     python -m bench.ingest [--documents 24] [--json]
+    python -m bench.ingest --prefill-processes 2 [--documents 400] [--model-s 0.05] [--broker HOST:PORT]
+    python -m bench.ingest --flat-points 100000 [--chunks 5] [--window 10000] [--index URL|local|memory]
 
 Documents go through the embedded broker's real topic; INDEX and PREFILL run as in `kvquilt up`, with the real small
 models. The clock runs from the first publish until the KV of the last document is in place. Progress goes to stderr,
-the last line of stdout is one JSON object.
+the last line of stdout is one JSON object. The second and the third form are in `bench.scale`, with fake models:
+processes that share a group, which needs Apache Kafka (started from the tests' jars if none is named), and the cost per
+document as the corpus grows, which is flat on a Qdrant server only: local mode looks at every point for every filter.
 """
 
 from __future__ import annotations
@@ -108,14 +112,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=24)
+    parser.add_argument("--prefill-processes", type=int, default=0, help="compare so many with one")
+    parser.add_argument("--model-s", type=float, default=0.05, help="seconds that the fake model takes per document")
+    parser.add_argument("--broker", default="", help="bootstrap of an Apache Kafka")
+    parser.add_argument("--flat-points", type=int, default=0, help="let the corpus grow to so many points")
+    parser.add_argument("--chunks", type=int, default=5, help="points per document")
+    parser.add_argument("--window", type=int, default=10_000, help="documents at either end that are compared")
+    parser.add_argument("--index", default="local", help="a Qdrant URL, `local` or `memory`")
     parser.add_argument("--json", action="store_true", help="print only the JSON object on stdout")
     chosen = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder) / "broker") as broker:
-        result = measure(_settings(Path(folder), broker.bootstrap), chosen.documents)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        result = _chosen(chosen, Path(folder), stack)
     if not chosen.json:
         for name, value in result.items():
             print(f"{name:>20}  {value}")
     print(json.dumps(result))
+
+
+def _chosen(chosen: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Any]:
+    from bench import scale
+
+    if chosen.prefill_processes:
+        kafka = chosen.broker or _apache_kafka(folder, stack)
+        return scale.shared_prefill(kafka, folder, chosen.prefill_processes, chosen.documents, chosen.model_s)
+    if chosen.flat_points:
+        kafka = chosen.broker or stack.enter_context(EmbeddedBroker()).bootstrap
+        return scale.flat_cost(kafka, folder, chosen.index, chosen.flat_points, chosen.chunks, chosen.window, _say)
+    broker = stack.enter_context(EmbeddedBroker(folder / "broker"))
+    return measure(_settings(folder, broker.bootstrap), chosen.documents)
+
+
+def _apache_kafka(folder: Path, stack: ExitStack) -> str:
+    from tests.services.kafka import ApacheKafka
+
+    (folder / "kafka").mkdir()
+    broker = ApacheKafka(folder / "kafka")
+    stack.callback(broker.stop)
+    return broker.start()
 
 
 def measure(settings: Settings, n_documents: int) -> dict[str, Any]:

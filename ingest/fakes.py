@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,16 @@ from schemas.kv_artifact import KvArtifact
 from stores.fakes import fake_artifact, fake_fingerprint
 
 DIM = 8
+
+
+class Forgetful(list[Any]):
+    """A list that stays empty: for fakes that run for so long that what they remember would be all that grows."""
+
+    def __iadd__(self, other: object) -> Self:  # type: ignore[misc]
+        return self
+
+    def append(self, item: object) -> None:
+        """Not kept."""
 
 
 class WordTokenizer:
