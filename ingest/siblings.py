@@ -21,7 +21,9 @@ from ingest.work import Batch, IndexWork
 from schemas.errors import StoreError
 from schemas.generations import Generations, GenerationState, KnownGeneration
 from schemas.head import CommitRecord, Head
+from schemas.receipt import ReceiptPart, Stage, judge
 from stores.kv_store import KvStore
+from stores.leftovers import leftovers
 
 
 @contextmanager
@@ -83,11 +85,38 @@ def carry_tombstones(source: Stores, target: Stores) -> int:
         if head.live:
             continue
         there = target.retry(lambda d=head.document: target.index.heads([d]), "reading a head").get(head.document)  # type: ignore[misc]
-        if there is None or there.version < head.version:
-            _flip(target, head)
-            retire(target, head.document)
-            carried += 1
+        if there is not None and there.version >= head.version:
+            continue
+        if there is None:
+            _take_over(target, head)
+        else:
+            _delete_one(target, head)
+        carried += 1
     return carried
+
+
+def _take_over(target: Stores, head: Head) -> None:
+    """A tombstone of a document that `target` never had: there is nothing to delete, and the receipt says so."""
+    stored = _flip(target, head)
+    document, version, name = head.document, head.version, target.generation.name
+    left = target.retry(lambda: leftovers(target.index, target.kv, document, version), "counting what is left")
+    if any(left.values()) or stored.live or stored.version != version:  # its own INDEX was on its way there
+        _delete_one(target, head)
+        return
+    now_ms = target.clock.now_ms()
+    part = ReceiptPart(
+        tenant=head.tenant,
+        doc_id=head.doc_id,
+        version=version,
+        generation=name,
+        stage=Stage.INDEX,
+        asked_ms=head.event_ms,
+        at_ms=now_ms,
+        found=left,
+        left=left,
+    )
+    receipt = judge(document, version, name, {Stage.INDEX: part}, left, now_ms, prefill_passed=True)
+    target.retry(lambda: target.receipts.complete(receipt), "writing a receipt")
 
 
 def _delete_one(beside: Stores, head: Head) -> None:

@@ -195,9 +195,28 @@ def test_a_deletion_that_the_topic_has_forgotten_is_carried_over(world):
     head = world.new_index.heads([document()])[document()]
     assert (head.live, head.version, head.generation) == (False, 2, NEW.name)
     assert world.receipt().state is ReceiptState.COMPLETE, "it has taken over the tombstone and holds nothing"
+    kept = world.new_index_parts.receipts.get(document(), 2, NEW.name)
+    assert (kept.state, kept.asked_ms) == (ReceiptState.COMPLETE, head.event_ms), "so that reconcile finds no drift"
     world.catch_up()  # the events of the topic, from its beginning
     assert world.everything() == ((0, 0), (0, 0))
     assert carry_tombstones(world.prefill_parts, world.new_prefill_parts) == 0
+
+
+def test_a_deletion_that_the_topic_has_forgotten_deletes_what_a_source_brought(world):
+    """Files of yesterday hold the document, the deletion is of today and no longer in the topic."""
+    world.change("text", 1)
+    world.index()
+    world.prefill()
+    world.build()
+    world.catch_up()
+    gone = replace(world.index_parts, generations=None)  # as if the deletion had been before the record was kept
+    world.change(None, 2)
+    world.index(gone)
+    world.prefill()
+    assert text_in(world.new_index) == "text"
+    assert carry_tombstones(world.prefill_parts, world.new_prefill_parts) == 1
+    assert world.everything() == ((0, 0), (0, 0))
+    assert world.receipt().state is ReceiptState.COMPLETE
 
 
 def test_a_document_that_came_back_there_is_not_deleted_by_an_older_tombstone(world):
