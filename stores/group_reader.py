@@ -251,8 +251,10 @@ class GroupReader(PartitionReader):
                 self._consumer.pause(*(self._tp(partition) for partition in self._held))
                 self._poll_slice(1, SLICE_MS)
                 self._note()
-            except (KafkaError, KvquiltError, OSError) as error:  # said by the next poll, if it lasts
+            except (KafkaError, KvquiltError) as error:  # said by the next poll, if it lasts
                 log.debug("keeping the place in group %s: %r", self.group, error)
+            except Exception:  # without this thread the whole group would wait for us at its next rebalance
+                log.exception("keeping the place in group %s", self.group)
             finally:
                 self._consumer.resume(*(self._tp(partition) for partition in self._held))
                 self._lock.release()

@@ -29,7 +29,7 @@ from stores.topics import Publisher
 from tests.ingest import source_parts
 from tests.services.fixtures import kafka_settings
 
-kafka = kafka_settings(sys.argv[1], sys.argv[2])
+kafka = kafka_settings(sys.argv[1], sys.argv[2]).model_copy(update={"group_instance_id": "reader"})
 publisher = Publisher(kafka)
 
 class Effects:
@@ -75,7 +75,8 @@ def reader_process(kafka, name, hang_on):
 def test_ing_06_kill_9_before_the_write_loses_nothing(durable_broker, request):
     """The process dies with a bundle read and none of its effects written: the next one must read the bundle again."""
     name = request.node.nodeid
-    kafka = kafka_settings(durable_broker.bootstrap, name)
+    # a static member: the next process need not wait until the group has given the dead one up
+    kafka = kafka_settings(durable_broker.bootstrap, name).model_copy(update={"group_instance_id": "reader"})
     ensure_topics(kafka)
     values = [b"%d" % n for n in range(60)]
     with Publisher(kafka) as publisher:
