@@ -59,7 +59,7 @@ class PrefixTree:
         self._roots: dict[Hashable, _Node] = {}
         self._lock = threading.Lock()
         self._clock = 0
-        self.nbytes = 0
+        self.nbytes = self.evicted = 0
 
     def longest(self, space: Hashable, ids: Sequence[int]) -> int:
         """How many of the first `ids` there are rows for."""
@@ -100,12 +100,21 @@ class PrefixTree:
             self.nbytes += leaf.nbytes
             self._evict()
 
-    def drop(self, owner: Hashable) -> None:
-        """Let go of everything that holds tokens of `owner`, and of what was computed behind them."""
+    def drop(self, owner: Hashable) -> int:
+        """Let go of everything that holds tokens of `owner`, and of what was computed behind them.
+
+        Returns:
+            How many runs held tokens of `owner`.
+        """
         with self._lock:
-            for root in self._roots.values():
-                self._drop(root, owner)
+            dropped = sum(self._drop(root, owner) for root in self._roots.values())
             self._roots = {space: root for space, root in self._roots.items() if root.children}
+            return dropped
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._roots, self.nbytes = {}, 0
 
     def owners(self) -> set[Hashable]:
         """Whose tokens there are."""
@@ -146,19 +155,23 @@ class PrefixTree:
         del parent.children[node.ids[0]]
         self.nbytes -= node.nbytes + sum(child.nbytes for _, child in _walk(node))
 
-    def _drop(self, node: _Node, owner: Hashable) -> None:
+    def _drop(self, node: _Node, owner: Hashable) -> int:
+        dropped = 0
         for child in list(node.children.values()):
             starts = [one.start for one in child.owned if one.owner == owner]
             if starts:
                 self._cut(node, child, min(starts) - child.start)
+                dropped += 1
             else:
-                self._drop(child, owner)
+                dropped += self._drop(child, owner)
+        return dropped
 
     def _evict(self) -> None:
         while self.nbytes > self._max_bytes:
             every = [(parent, node) for root in self._roots.values() for parent, node in _walk(root)]
             parent, oldest = min((pair for pair in every if not pair[1].children), key=lambda pair: pair[1].used)
             self._cut(parent, oldest, 0)
+            self.evicted += 1
 
 
 def extend_prefix(plan: Plan, n_tokens: int) -> Plan:

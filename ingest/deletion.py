@@ -18,6 +18,7 @@ from schemas.head import CommitRecord, Head
 from schemas.ids import DocumentKey
 from schemas.receipt import Counts, Place, Receipt, ReceiptPart, ReceiptState, Stage, judge
 from stores.leftovers import leftovers
+from stores.topics import Message
 
 
 def retire_older(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
@@ -35,7 +36,7 @@ def retire_older(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]
 def erase(parts: Stores, head: Head) -> None:
     """INDEX's part of the deletion that `head` stands for: count, delete, recount, note. Idempotent."""
     document, version, asked_ms = head.document, head.version, head.event_ms
-    if parts.retry(lambda: parts.receipts.get(document, version, parts.generation.name), "reading a receipt"):
+    if _complete(parts, document, version):
         retire(parts, document)
         return
     found = _leftovers(parts, document, version)
@@ -45,6 +46,13 @@ def erase(parts: Stores, head: Head) -> None:
     # a crash may have interrupted the first pass: what it found counts, and what came since
     were = {place: max(noted.found.get(place, 0), found[place]) for place in Place}
     _note(parts, document, version, asked_ms, Stage.INDEX, were, left)
+    _complete(parts, document, version)  # PREFILL may have closed it since the first look, by parts of an earlier pass
+
+
+def _complete(parts: Stores, document: DocumentKey, version: int) -> Receipt | None:
+    """The complete receipt, if it is there; parts that were noted beside it are removed."""
+    done = parts.retry(lambda: parts.receipts.get(document, version, parts.generation.name), "reading a receipt")
+    return None if done is None else parts.retry(lambda: parts.receipts.complete(done), "writing a receipt")
 
 
 def count_again(parts: Stores, record: CommitRecord) -> None:
@@ -58,10 +66,14 @@ def count_again(parts: Stores, record: CommitRecord) -> None:
         _note(parts, document, version, record.event_ms, Stage.INDEX, found, left)
 
 
-def confirm(parts: Stores, record: CommitRecord) -> Receipt:
+def confirm(parts: Stores, record: CommitRecord, message: Message | None = None) -> Receipt:
     """PREFILL has passed the tombstone: erase what it put since, recount, and close the receipt where nothing is left.
 
+    Where serving replicas keep KV in memory and have not passed it yet, the receipt stays open: the last one closes it.
     Also for a document that came back meanwhile: then it speaks of what the live version does not name.
+
+    Args:
+        message: the record as it was read; None: by somebody who waits for replicas to compare with the heads.
     """
     document, version = record.document, record.version
     generation = parts.generation.name
@@ -73,8 +85,9 @@ def confirm(parts: Stores, record: CommitRecord) -> Receipt:
     if done is not None:  # once more, for its parts: a crash may have come between the receipt and their removal
         return parts.retry(lambda: parts.receipts.complete(done), "writing a receipt")
     left = _leftovers(parts, document, version)
-    if any(found.values()) or any(left.values()):
-        _note(parts, document, version, record.event_ms, Stage.PREFILL, found, left)
+    replicas = parts.retry(lambda: parts.replicas.live(), "looking for serving replicas")
+    if any(found.values()) or any(left.values()) or replicas:
+        _note(parts, document, version, record.event_ms, Stage.PREFILL, found, left, message)
     return close(parts, document, version, left, prefill_passed=True)
 
 
@@ -82,7 +95,20 @@ def close(parts: Stores, document: DocumentKey, version: int, left: Counts, *, p
     """The receipt by what is noted and the recount `left`; kept where it is complete."""
     generation = parts.generation.name
     noted = parts.retry(lambda: parts.receipts.parts(document, version, generation), "reading a receipt's parts")
-    receipt = judge(document, version, generation, noted, left, parts.clock.now_ms(), prefill_passed=prefill_passed)
+    said = parts.retry(
+        lambda: parts.replicas.of(document, version, noted.get(Stage.PREFILL)), "asking serving replicas"
+    )
+    receipt = judge(
+        document,
+        version,
+        generation,
+        noted,
+        left,
+        parts.clock.now_ms(),
+        prefill_passed=prefill_passed,
+        tiers=said.tiers,
+        waiting=said.waiting,
+    )
     if receipt.state is ReceiptState.COMPLETE:
         receipt = parts.retry(lambda: parts.receipts.complete(receipt), "writing a receipt")
     telemetry.DELETIONS.labels(receipt.state.lower()).inc()
@@ -94,7 +120,14 @@ def _leftovers(parts: Stores, document: DocumentKey, version: int) -> Counts:
 
 
 def _note(
-    parts: Stores, document: DocumentKey, version: int, asked_ms: int, stage: Stage, found: Counts, left: Counts
+    parts: Stores,
+    document: DocumentKey,
+    version: int,
+    asked_ms: int,
+    stage: Stage,
+    found: Counts,
+    left: Counts,
+    message: Message | None = None,
 ) -> ReceiptPart:
     part = ReceiptPart(
         tenant=document.tenant,
@@ -106,5 +139,7 @@ def _note(
         at_ms=parts.clock.now_ms(),
         found=found,
         left=left,
+        partition=None if message is None else message.partition,
+        offset=None if message is None else message.offset,
     )
     return parts.retry(lambda: parts.receipts.note(part), "writing a receipt's part")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stores.generations import Claim, GenerationStore
     from stores.kv_store import KvStore
     from stores.receipts import Receipts
+    from stores.replicas import Replicas
     from stores.topics import Publisher
     from stores.vectors import VectorIndex
 
@@ -113,6 +114,13 @@ class Stores:
         from stores.receipts import Receipts
 
         return Receipts(self.kv.blobs)
+
+    @property
+    def replicas(self) -> Replicas:
+        """The serving replicas of this generation that keep KV in memory."""
+        from stores.replicas import Replicas
+
+        return Replicas(self.kv.blobs, self.generation.name, self.clock)
 
     def kv_key(self, token_ids: Sequence[int]) -> str:
         """The name of a chunk's artifact in this generation: of pass 1, where chunks are fused."""

@@ -47,10 +47,11 @@ def _plan_one(parts: PrefillParts, work: PrefillWork, head: Head | None) -> Pref
     if head is None or record.generation != parts.generation.name or head.version != record.version:
         # A newer head has a record of its own behind this one. Of another generation, or without a head: not ours.
         if head is not None and record.generation == parts.generation.name and record.state is DocumentState.DELETED:
-            deletion.confirm(parts, record)  # the document came back; what was deleted before is to be accounted for
+            # the document came back; what was deleted before is to be accounted for
+            deletion.confirm(parts, record, work.message)
         return replace(work, outcome=Outcome.SUPERSEDED)
     if not head.live:
-        deletion.confirm(parts, record)
+        deletion.confirm(parts, record, work.message)
         return replace(work, outcome=Outcome.CONFIRMED)
     points = tuple(
         parts.retry(lambda: parts.index.chunks(record.document, head.version), "reading the live version's chunks")

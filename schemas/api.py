@@ -109,6 +109,7 @@ class AnswerResponse(_Body):
     citations: list[Citation]
     usage: Usage
     fallback: dict[str, int]  # reason -> chunks that were computed fresh, or served from pass 1, for it
+    tiers: dict[str, int] = Field(default_factory=dict)  # tier -> chunks whose KV came from it: prefix, host, object
     timing: Timing
     note: str | None = None  # one sentence where the mode differs from the one asked for
 

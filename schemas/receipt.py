@@ -2,12 +2,13 @@
 
 A receipt speaks of one version (the tombstone's) of one document in one generation. It is kept as up to four objects,
 each written once and never changed: what was there before the first delete (`found`), what INDEX left, what PREFILL
-left where that was not nothing, and, once nothing is left anywhere, the complete receipt. None of them holds content.
+left where that was not nothing or serving replicas had still to pass, and, once nothing is left anywhere, the complete
+receipt. None of them holds content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Self
 
@@ -18,7 +19,7 @@ from schemas.ids import DocumentKey
 
 
 class ReceiptState(StrEnum):
-    """COMPLETE: nothing is left, and both pipelines have passed the tombstone."""
+    """COMPLETE: nothing is left, and both pipelines and every serving replica have passed the tombstone."""
 
     PENDING = "PENDING"
     COMPLETE = "COMPLETE"
@@ -29,7 +30,7 @@ class Stage(StrEnum):
 
     FOUND = "found"  # INDEX, after the head said deleted and before the first delete
     INDEX = "index"  # INDEX, after its recount
-    PREFILL = "prefill"  # PREFILL, after its recount, where that found something
+    PREFILL = "prefill"  # PREFILL, after its recount, where that found something or replicas keep KV in memory
 
 
 class Place(StrEnum):
@@ -41,6 +42,13 @@ class Place(StrEnum):
 
 
 Counts = dict[Place, int]
+
+
+class Tier(StrEnum):
+    """What a serving replica keeps in its memory of documents."""
+
+    HOST = "host"  # KV artifacts
+    PREFIX = "prefix"  # rows of prompts that were answered in exact mode
 
 
 class _Frozen(BaseModel):
@@ -81,6 +89,8 @@ class ReceiptPart(_Stored):
     at_ms: int
     found: Counts
     left: Counts
+    partition: int | None = None  # of PREFILL's: where the tombstone's commit record was read
+    offset: int | None = None
 
 
 class PlaceCount(_Frozen):
@@ -90,6 +100,15 @@ class PlaceCount(_Frozen):
     found: int = Field(ge=0)
     deleted: int = Field(ge=0)
     left: int = Field(ge=0)
+
+
+class TierCount(_Frozen):
+    """One tier of the serving replicas: how many have one, how many let go of the document, and of how many entries."""
+
+    tier: Tier
+    replicas: int = Field(ge=0)
+    passed: int = Field(ge=0)
+    dropped: int = Field(ge=0)
 
 
 class Receipt(_Stored):
@@ -102,6 +121,7 @@ class Receipt(_Stored):
         complete_ms: when a recount found nothing and both pipelines had passed.
         recounted_ms: when `left` was counted.
         missing: what is still to happen, in sentences; empty where complete.
+        tiers: what serving replicas kept in memory; empty where none does.
     """
 
     state: ReceiptState
@@ -111,6 +131,7 @@ class Receipt(_Stored):
     recounted_ms: int
     counts: tuple[PlaceCount, ...]
     missing: tuple[str, ...]
+    tiers: tuple[TierCount, ...] = ()
 
 
 def judge(
@@ -122,12 +143,16 @@ def judge(
     now_ms: int,
     *,
     prefill_passed: bool,
+    tiers: Sequence[TierCount] = (),
+    waiting: Sequence[str] = (),
 ) -> Receipt:
     """The receipt that the stored parts and a recount amount to.
 
     Args:
         left: counted now.
         prefill_passed: whether PREFILL has read the tombstone's commit record.
+        tiers: what serving replicas say that they keep in memory.
+        waiting: the names of those that have not let go yet.
     """
     found, index, late = (parts.get(stage) for stage in (Stage.FOUND, Stage.INDEX, Stage.PREFILL))
     missing = []
@@ -136,6 +161,7 @@ def judge(
     if not prefill_passed and late is None:
         missing.append("the prefill pipeline has not passed the tombstone yet")
     missing += [f"{count} left in {place}" for place, count in left.items() if count]
+    missing += [f"serving replica {name} has not passed the tombstone yet" for name in waiting]
     done = not missing
     counts = []
     for place in Place:
@@ -157,4 +183,5 @@ def judge(
         recounted_ms=now_ms,
         counts=tuple(counts),
         missing=tuple(missing),
+        tiers=tuple(tiers),
     )

@@ -20,16 +20,18 @@ from schemas.api import AnswerRequest, AnswerResponse, CacheMode, Citation, Timi
 from schemas.certificate import Certificate
 from schemas.errors import Cancelled, RequestError
 from schemas.kv_artifact import KvArtifact
+from schemas.receipt import Tier
 from schemas.settings import Settings
 from serve import blend, forms, prompt, threads
 from serve.admission import Admission
 from serve.blend import Choice
 from serve.loading import KvLoader, Loaded
 from serve.parts import Parts
-from serve.prefixes import ExactPrefixes, Known
+from serve.prefixes import Known
 from serve.retrieve import Found, Retriever, check_question
 from serve.staleness import StaleWatch
 from serve.telemetry import STAGES, Telemetry
+from serve.tiers import Tiers
 
 NOTHING_FOUND = "No document here can answer this: none is visible to you."
 NOTHING_FOUND_NOTE = "No visible chunk was found, so the model was not asked."
@@ -106,8 +108,15 @@ class _Draft:
 
     def exact(self, reason: str) -> None:
         """Answer in exact mode after all."""
+        self.loaded.release()
         self.mode, self.loaded, self.choice = CacheMode.EXACT, Loaded(fallback=self.loaded.fallback), None
         self.notes.append(f"Answered in exact mode: {reason}.")
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Where the KV of chunks came from."""
+        exact = {str(Tier.PREFIX): self.known.n_chunks} if self.known.n_chunks else {}
+        return exact | self.loaded.tiers
 
     def timing(self) -> Timing:
         return Timing(**{f"{stage}_s": self.seconds.get(stage, 0.0) for stage in (*STAGES, "ttft")})
@@ -124,14 +133,14 @@ class Answerer:
         retriever: Retriever,
         loader: KvLoader,
         admission: Admission,
-        prefixes: ExactPrefixes,
+        tiers: Tiers,
         pool: Executor,
         telemetry: Telemetry,
         stale: StaleWatch,
     ) -> None:
         self._settings, self._parts, self._stale = settings, parts, stale
         self._retriever, self._loader, self._admission = retriever, loader, admission
-        self._prefixes = prefixes
+        self._tiers = tiers
         self._pool, self._telemetry = pool, telemetry
 
     async def events(self, asked: Asked) -> AsyncGenerator[Event, None]:
@@ -145,9 +154,11 @@ class Answerer:
         self._check(asked.body)
         blend.check(asked.body)
         self._sampling(asked.body)
+        mode, note = prompt.decide_mode(asked.body.cache_mode, self._parts.model.reuse_refusal)
+        draft = _Draft(mode, [note] if note else [])
         complete = False
         try:
-            async with self._admission.slot(), aclosing(self._answer(asked)) as events:
+            async with self._admission.slot(), aclosing(self._answer(asked, draft)) as events:
                 async for event in events:
                     complete = isinstance(event, Done)
                     yield event
@@ -155,6 +166,8 @@ class Answerer:
             if not complete:
                 self._telemetry.cancelled()
             raise
+        finally:
+            draft.loaded.release()
 
     def _check(self, body: AnswerRequest) -> None:
         check_question(body.question)
@@ -167,11 +180,8 @@ class Answerer:
                 param="model",
             )
 
-    async def _answer(self, asked: Asked) -> AsyncGenerator[Event, None]:
+    async def _answer(self, asked: Asked, draft: _Draft) -> AsyncGenerator[Event, None]:
         body = asked.body
-        mode, note = prompt.decide_mode(body.cache_mode, self._parts.model.reuse_refusal)
-        draft = _Draft(mode, [note] if note else [])
-
         start_s, began_ms = time.perf_counter(), self._stale.now_ms()
         found = await self._retriever.visible(asked.tenant, body.question, body.k or self._settings.serve.k)
         draft.seconds["retrieve"] = time.perf_counter() - start_s
@@ -188,7 +198,7 @@ class Answerer:
         question_ids, kept = await threads.call(self._pool, self._fit, body, found, sampling.max_tokens, draft)
         start_s = time.perf_counter()
         bare = prompt.make_plan(self._parts.template, question_ids, kept, [False] * len(kept))
-        draft.known = await threads.call(self._pool, self._prefixes.find, asked.tenant, bare)
+        draft.known = await threads.call(self._pool, self._tiers.prefixes.find, asked.tenant, bare)
         await self._load(body, kept, draft)
         exact = draft.known.n_chunks
         artifacts = draft.loaded.artifacts or [None] * (len(kept) - exact)
@@ -199,7 +209,7 @@ class Answerer:
         draft.citations = [chunk.citation(source) for chunk, source in zip(kept, sources, strict=True)]
         yield Cited(draft.citations)
         plan = draft.known.extend(prompt.make_plan(self._parts.template, question_ids, kept, cached))
-        draft.keep = self._prefixes.keeper(asked.tenant, bare, kept)
+        draft.keep = self._tiers.keeper(asked.tenant, bare, kept)
 
         def decode(cancelled: threads.Cancelled) -> Generator[Step, None, None]:
             return self._decode(plan, artifacts, sampling, draft, cancelled)
@@ -301,9 +311,12 @@ class Answerer:
             if cancelled():
                 return
             start_s = time.perf_counter()
-            exact_first = self._parts.variant.first_chunk_exact and not draft.known.n_chunks
+            variant = self._parts.variant
+            exact_first = variant.first_chunk_exact and not draft.known.n_chunks
             policy, budget = draft.choice.policy, draft.choice.budget
-            draft.repair = model.select(plan, stitched, policy, budget, first_chunk_exact=exact_first)
+            draft.repair = model.select(
+                plan, stitched, policy, budget, first_chunk_exact=exact_first, fused=variant.fused
+            )
             draft.seconds["select"] = time.perf_counter() - start_s
 
         start_s = time.perf_counter()
@@ -344,6 +357,7 @@ class Answerer:
                 fresh_tokens=counts.fresh,
             ),
             fallback=draft.loaded.fallback,
+            tiers=draft.tiers,
             timing=draft.timing(),
             note=" ".join(draft.notes) or None,
         )
@@ -352,6 +366,8 @@ class Answerer:
         sizes = [len(chunk.indexed.chunk.token_ids) for chunk in kept]
         hits = sum(size for size, has_kv in zip(sizes, cached, strict=True) if has_kv)
         self._telemetry.looked_up(sum(sizes), hits)
+        exact = response.tiers.get(Tier.PREFIX, 0)
+        self._telemetry.tier_looked_up(Tier.PREFIX, exact, len(kept) - exact)
         self._telemetry.answer(response)
 
 

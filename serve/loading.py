@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
 from schemas.chunk import IndexedChunk
 from schemas.errors import ArtifactMiss, MissReason, StoreError
-from schemas.ids import DocumentKey
 from schemas.kv_artifact import KvArtifact
+from schemas.receipt import Tier
 from serve.forms import Form, Wanted
-from serve.telemetry import Telemetry
+from serve.telemetry import OBJECT, Telemetry
+from serve.tiers import Tiers
 from stores import KvStore
+from stores.tiers import Name, Owner
 
 LOAD_THREADS = 8
-_Name = tuple[DocumentKey, str]
+_Pins = list[tuple[Name, KvArtifact]]
 _Result = KvArtifact | MissReason
 
 
@@ -31,11 +33,15 @@ class Loaded:
         fused: whether those are fused artifacts.
         fallback: reason -> chunks; `neighbour`, and any reason of a chunk that has an artifact, stand for rows of pass
             1 in place of fused ones.
+        tiers: tier -> chunks whose artifact came from it.
+        release: to be called when the artifacts are not needed any more; until then they stay in their tier.
     """
 
     artifacts: list[KvArtifact | None] = field(default_factory=list)
     fused: list[bool] = field(default_factory=list)
     fallback: dict[str, int] = field(default_factory=dict)
+    tiers: dict[str, int] = field(default_factory=dict)
+    release: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -45,7 +51,7 @@ class _Flight:
 
 
 class KvLoader:
-    """Loads the artifacts of a request's chunks; one fetch per artifact, however many requests wait for it.
+    """Loads the artifacts of a request's chunks from memory or, once however many wait for one, from the store.
 
     A fetch that no longer has a waiter is dropped if it has not started. One that runs goes on, and is joined by
     whoever asks next: a hung store is asked once per artifact, not once per request.
@@ -54,27 +60,36 @@ class KvLoader:
 
     Args:
         store: where the artifacts are.
+        tiers: what is kept of them in memory.
         fingerprint: digest of the fingerprint in use.
         pool: threads for the fetches; as many run at a time.
         timeout_s: how long a request waits for all its artifacts.
     """
 
     def __init__(
-        self, store: KvStore, fingerprint: str, pool: Executor, timeout_s: float, telemetry: Telemetry
+        self, store: KvStore, tiers: Tiers, fingerprint: str, pool: Executor, timeout_s: float, telemetry: Telemetry
     ) -> None:
-        self._store, self._fingerprint, self._pool = store, fingerprint, pool
+        self._store, self._tiers, self._fingerprint, self._pool = store, tiers, fingerprint, pool
         self._timeout_s, self._telemetry = timeout_s, telemetry
-        self._flights: dict[_Name, _Flight] = {}
+        self._flights: dict[Name, _Flight] = {}
 
     async def load(self, chunks: Sequence[Wanted]) -> Loaded:
         """Load what exists. Never raises for a missing, late or damaged artifact.
 
         Its chunk is counted, and served by its next form, or fresh.
         """
-        deadline_s = time.monotonic() + self._timeout_s
-        tasks = [asyncio.ensure_future(self._first_of(chunk, deadline_s)) for chunk in chunks]
+        deadline_s, pins, tiers = time.monotonic() + self._timeout_s, _Pins(), Counter[str]()
+
+        def release() -> None:
+            while pins:
+                self._tiers.host.unpin(*pins.pop())
+
+        tasks = [asyncio.ensure_future(self._first_of(chunk, deadline_s, pins, tiers)) for chunk in chunks]
         try:
             results = await asyncio.gather(*tasks)
+        except BaseException:
+            release()
+            raise
         finally:
             for task in tasks:
                 task.cancel()
@@ -82,22 +97,30 @@ class KvLoader:
         self._telemetry.missed(fallback)
         artifacts = [artifact for artifact, _ in results]
         fused = [artifact is not None and bool(artifact.header.neighbours) for artifact in artifacts]
-        return Loaded(artifacts, fused, dict(fallback))
+        self._telemetry.tier_looked_up(Tier.HOST, tiers[Tier.HOST], len(chunks) - tiers[Tier.HOST])
+        return Loaded(artifacts, fused, dict(fallback), dict(tiers), release)
 
-    async def _first_of(self, wanted: Wanted, deadline_s: float) -> tuple[KvArtifact | None, MissReason | None]:
+    async def _first_of(
+        self, wanted: Wanted, deadline_s: float, pins: _Pins, tiers: Counter[str]
+    ) -> tuple[KvArtifact | None, MissReason | None]:
         """The first form that is there, and why it is not a better one."""
         reason = wanted.passed_over
         for form in wanted.forms:
-            result = await self._one(wanted.chunk, form, deadline_s)
+            name = Name(wanted.chunk.chunk.document, wanted.chunk.chunk.version, form.kv_key)
+            kept = self._tiers.host.pin(name)
+            result = kept or await self._one(name, wanted.chunk, form, deadline_s)
             if isinstance(result, KvArtifact):
+                tiers[OBJECT if kept is None else Tier.HOST] += 1
+                kept = kept or self._tiers.host.pin(name)  # what was just read stays while it is used, too
+                if kept is not None:
+                    pins.append((name, kept))
                 return result, reason
             reason = result
         return None, reason
 
-    async def _one(self, chunk: IndexedChunk, form: Form, deadline_s: float) -> _Result:
+    async def _one(self, name: Name, chunk: IndexedChunk, form: Form, deadline_s: float) -> _Result:
         if not chunk.kv_ready:  # ingest has not confirmed it: asking the store would only cost time
             return MissReason.MISSING
-        name = (chunk.chunk.document, form.kv_key)
         flight = self._flights.get(name)
         if flight is None:
             flight = self._take_off(name, chunk, form)
@@ -114,13 +137,13 @@ class KvLoader:
             if flight.waiters == 0:
                 flight.result.cancel()  # of effect only where it has not started
 
-    def _take_off(self, name: _Name, chunk: IndexedChunk, form: Form) -> _Flight:
-        flight = self._flights[name] = _Flight(self._pool.submit(self._fetch, chunk, form))
+    def _take_off(self, name: Name, chunk: IndexedChunk, form: Form) -> _Flight:
+        flight = self._flights[name] = _Flight(self._pool.submit(self._fetch, name, chunk, form))
         # also for a fetch whose waiters have all left: its rows must not stay in memory
         flight.result.add_done_callback(lambda _: self._flights.pop(name, None))
         return flight
 
-    def _fetch(self, chunk: IndexedChunk, form: Form) -> _Result:
+    def _fetch(self, name: Name, chunk: IndexedChunk, form: Form) -> _Result:
         started_s = time.perf_counter()
         try:
             artifact = self._store.get(
@@ -134,5 +157,15 @@ class KvLoader:
             return miss.reason
         except StoreError:
             return MissReason.STORE
-        self._telemetry.loaded(artifact.nbytes, time.perf_counter() - started_s)
+        seconds = time.perf_counter() - started_s
+        self._telemetry.loaded(artifact.nbytes, seconds)
+        self._tiers.keep(name, artifact, _owners(chunk, form), seconds)
         return artifact
+
+
+def _owners(chunk: IndexedChunk, form: Form) -> tuple[Owner, ...]:
+    """The versions of documents that speak through an artifact: its own, and those that it was fused with."""
+    own = chunk.chunk.document, chunk.chunk.version
+    if not form.neighbours or chunk.fusion is None:
+        return (own,)
+    return tuple(dict.fromkeys([own, *((one.document, one.version) for one in chunk.fusion.neighbours)]))

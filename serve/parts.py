@@ -17,6 +17,7 @@ from serve.blend import Certificates
 from serve.errors import NotReadyError
 from stores import Blobs, CertificateStore, KvStore, Publisher, VectorIndex, open_blobs, open_index
 from stores.generations import GenerationStore
+from stores.tail import OpenTail, open_tail
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Parts:
         front_ids: what they were prefilled behind in pass 1; None: the prefix.
         generations: the record of generations, of which the live one is served; None: these parts, whatever is live.
         beside: parts of another generation over the same model, embedder and connections.
+        commits: opens the tail of the commits topic; None: there is no topic to follow.
         closers: called in order by `close`.
     """
 
@@ -47,6 +49,7 @@ class Parts:
     front_ids: tuple[int, ...] | None = None
     generations: GenerationStore | None = None
     beside: Callable[[Parts, KnownGeneration], Parts] | None = None
+    commits: OpenTail | None = None
     closers: tuple[Callable[[], None], ...] = field(default=())
 
     def close(self) -> None:
@@ -78,6 +81,7 @@ def build_parts(settings: Settings) -> Parts:
         publisher=publisher,
         generations=GenerationStore(blobs, lease_s=settings.generations.lease_s),
         beside=lambda parts, entry: parts_beside(settings, parts, entry),
+        commits=lambda positions: open_tail(settings.kafka, settings.kafka.commits_topic, positions),
         closers=(publisher.close, index.close),
         **_of_generation(settings, identity, model, blobs),
     )

@@ -2,16 +2,13 @@
 
 Ids come from visible chunks only, so a prompt whose ids are the same holds nothing that is not visible now, and what is
 taken over is never stale. But memory of a deleted document must go too: every run of rows knows the chunks' documents
-and versions. Their heads are read again after rows were kept, and every few seconds; what is not live at its version is
-dropped, with all that was computed behind it. Tenants never share rows.
+and versions, and `serve.tiers` drops what is out of date, with all that was computed behind it. Tenants never share
+rows.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -19,13 +16,9 @@ import torch
 from engine import Plan
 from engine.prefill import PrefixRows
 from engine.prefix_tree import Owned, PrefixTree, extend_prefix
-from schemas.errors import StoreError
 from schemas.ids import DocumentKey
-from serve.parts import Parts
 from serve.retrieve import Found
-
-_log = logging.getLogger("kvquilt.serve")
-Owner = tuple[DocumentKey, int]
+from stores.tiers import Floors, Owner
 
 
 @dataclass(frozen=True)
@@ -42,17 +35,26 @@ class Known:
 
 
 class ExactPrefixes:
-    """The tree, and its freshness."""
+    """The tree, and whose rows are in it.
 
-    def __init__(self, parts: Parts, max_bytes: int) -> None:
-        self._parts = parts
-        usable = max_bytes > 0 and parts.model.exact_rows_last
-        self._tree = PrefixTree(max_bytes) if usable else None
+    Args:
+        usable: whether the model's rows may be kept at all.
+        floors: what is out of date.
+    """
+
+    def __init__(self, max_bytes: int, usable: bool, floors: Floors) -> None:
+        self._tree = PrefixTree(max_bytes) if usable and max_bytes > 0 else None
+        self._floors = floors
 
     @property
     def nbytes(self) -> int:
         """Bytes of rows in memory."""
         return self._tree.nbytes if self._tree else 0
+
+    @property
+    def evicted(self) -> int:
+        """How many runs had to go for others so far."""
+        return self._tree.evicted if self._tree else 0
 
     def find(self, tenant: str, plan: Plan) -> Known:
         """The longest exact prefix that ends where a chunk or a separator does, if it is longer than the plan's own."""
@@ -80,31 +82,22 @@ class ExactPrefixes:
 
         def keep(k: torch.Tensor, v: torch.Tensor) -> None:
             tree.insert(tenant, ids, k, v, owned)
-            with suppress(StoreError):  # the next round looks again
-                self.check()  # a document may have changed since its head was read, and its round be over
+            for one in owned:  # looked at last: a drop that comes later finds the rows
+                if self._floors.below([one.owner]):  # type: ignore[list-item] # nobody else inserts
+                    tree.drop(one.owner)
 
         return keep
 
-    def check(self) -> None:
-        """Drop what is not live at its version any more.
+    def drop(self, document: DocumentKey, floor: int) -> int:
+        """Let go of what holds a version of `document` below `floor`; returns how many runs of rows did."""
+        below = [owner for owner in self.owners() if owner[0] == document and owner[1] < floor]
+        return sum(self._tree.drop(owner) for owner in below) if self._tree else 0
 
-        Raises:
-            StoreError: the heads cannot be read; nothing is dropped.
-        """
-        if self._tree is None:
-            return
-        owners: set[Owner] = self._tree.owners()  # type: ignore[assignment] # nobody else inserts
-        heads = self._parts.index.heads(sorted({document for document, _ in owners})) if owners else {}
-        for document, version in owners:
-            head = heads.get(document)
-            if head is None or not head.live or head.version != version:
-                self._tree.drop((document, version))
+    def owners(self) -> set[Owner]:
+        """The versions of documents that there is something of."""
+        return self._tree.owners() if self._tree else set()  # type: ignore[return-value]
 
-    async def watch(self, every_s: float) -> None:
-        """Check again and again, until cancelled."""
-        while True:
-            await asyncio.sleep(every_s)
-            try:
-                await asyncio.to_thread(self.check)
-            except StoreError as error:
-                _log.warning("rows of prompts in memory could not be checked: %s", error)
+    def clear(self) -> None:
+        """Let go of everything."""
+        if self._tree is not None:
+            self._tree.clear()

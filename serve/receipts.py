@@ -12,12 +12,13 @@ from contextlib import contextmanager
 
 from schemas.generations import GenerationState, KnownGeneration
 from schemas.ids import DocumentKey
-from schemas.receipt import Counts, Place, PlaceCount, Receipt, ReceiptState, judge
+from schemas.receipt import Counts, Place, PlaceCount, Receipt, ReceiptState, Stage, judge
 from serve.parts import Parts
 from stores import KvStore, VectorIndex
 from stores.clock import SystemClock
 from stores.leftovers import leftovers
 from stores.receipts import Receipts
+from stores.replicas import Replicas
 
 
 def receipt_of(parts: Parts, document: DocumentKey, version: int | None) -> Receipt | None:
@@ -48,6 +49,16 @@ def receipt_of(parts: Parts, document: DocumentKey, version: int | None) -> Rece
     return _together(own, others)
 
 
+def settle(parts: Parts, document: DocumentKey, version: int) -> Receipt:
+    """The receipt of the generation that is served; closed where nothing is missing any more.
+
+    Raises:
+        StoreError: a store did not answer.
+    """
+    receipts = Receipts(parts.blobs)
+    return _in_one(receipts, parts.generation.name, parts.index, parts.kv, document, version, False)
+
+
 def _in_one(
     receipts: Receipts,
     generation: str,
@@ -67,8 +78,13 @@ def _in_one(
     head = index.heads([document]).get(document)
     if done and not noted and not any(left.values()) and head is not None and head.version >= version:
         return _plain(document, version, generation, left, now_ms, ())
-    pending = judge(document, version, generation, noted, left, now_ms, prefill_passed=False)
-    return receipts.get(document, version, generation) or pending  # it may have been closed while we counted
+    said = Replicas(kv.blobs, generation).of(document, version, noted.get(Stage.PREFILL))
+    judged = judge(
+        document, version, generation, noted, left, now_ms, prefill_passed=False, tiers=said.tiers, waiting=said.waiting
+    )
+    if judged.state is ReceiptState.COMPLETE:  # PREFILL had passed, and waited for replicas or for what was left
+        return receipts.complete(judged)
+    return receipts.get(document, version, generation) or judged  # it may have been closed while we counted
 
 
 def _being_reclaimed(generation: str, index: VectorIndex, kv: KvStore, document: DocumentKey, version: int) -> Receipt:

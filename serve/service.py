@@ -20,7 +20,10 @@ from serve.prefixes import ExactPrefixes
 from serve.readiness import Readiness
 from serve.retrieve import Found, Retriever
 from serve.staleness import StaleWatch
+from serve.tail import CommitTail
 from serve.telemetry import Telemetry
+from serve.tiers import Tiers
+from stores.tiers import Floors, HostTier
 
 STORE_THREADS = 8  # for Qdrant calls, and as many for Kafka's
 
@@ -50,30 +53,33 @@ class Service:
     searches: Admission
     answerer: Answerer
     documents: Documents
-    prefixes: ExactPrefixes
+    tiers: Tiers
+    tail: CommitTail
 
     @classmethod
     def of(cls, settings: Settings, parts: Parts, pools: Pools, telemetry: Telemetry) -> Service:
         """Wire it."""
         retriever = Retriever(parts, pools.index)
-        prefixes = ExactPrefixes(parts, settings.serve.prefix_cache_bytes)
-        loader = KvLoader(
-            parts.kv, parts.model.fingerprint.digest, pools.loads, settings.serve.load_timeout_s, telemetry
-        )
+        floors, serve = Floors(), settings.serve
+        prefixes = ExactPrefixes(serve.prefix_cache_bytes, parts.model.exact_rows_last, floors)
+        tiers = Tiers(HostTier(serve.host_tier_bytes, floors), prefixes, floors, parts.index, telemetry)
+        fingerprint = parts.model.fingerprint.digest
+        loader = KvLoader(parts.kv, tiers, fingerprint, pools.loads, serve.load_timeout_s, telemetry)
         answerer = Answerer(
             settings,
             parts,
             retriever=retriever,
             loader=loader,
             admission=Admission(settings.serve.max_concurrent, settings.serve.max_queue, telemetry),
-            prefixes=prefixes,
+            tiers=tiers,
             pool=pools.model,
             telemetry=telemetry,
             stale=StaleWatch(parts.index, pools.index, telemetry),
         )
         documents = Documents(parts, settings.kafka, reads=pools.index, writes=pools.topics)
         searches = Admission(STORE_THREADS, settings.serve.max_queue, telemetry)
-        return cls(parts, retriever, searches, answerer, documents, prefixes)
+        tail = CommitTail(parts, tiers, telemetry, settings.serve.tier_check_s)
+        return cls(parts, retriever, searches, answerer, documents, tiers, tail)
 
     async def retrieve(self, tenant: str, question: str, k: int) -> list[Found]:
         """A search on its own, as `Retriever.visible`, with its own slots and queue.
@@ -93,7 +99,6 @@ class State:
         self.readiness = Readiness()
         self.pools = Pools(settings)
         self._service: Service | None = None
-        self._watch: asyncio.Task[None] | None = None
         self._following: Following | None = None
         self._follow: asyncio.Task[None] | None = None
 
@@ -106,10 +111,10 @@ class State:
         """
         parts = self.readiness.parts
         if self._service is None or self._service.parts is not parts:  # the first request, or of a new generation
-            if self._watch is not None:
-                self._watch.cancel()
+            if self._service is not None:
+                self._service.tail.stop()
             self._service = Service.of(self.settings, parts, self.pools, self.telemetry)
-            self._watch = asyncio.create_task(self._service.prefixes.watch(self.settings.serve.prefix_check_s))
+            self._service.tail.start()
         return self._service
 
     def start(self) -> None:
@@ -120,11 +125,12 @@ class State:
 
     async def stop(self) -> None:
         """End what runs beside the requests."""
-        for task in (self._watch, self._follow):
-            if task is not None:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        if self._follow is not None:
+            self._follow.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._follow
+        if self._service is not None:
+            await asyncio.to_thread(self._service.tail.close)
         if self._following is not None:
             await asyncio.to_thread(self._following.close)
 

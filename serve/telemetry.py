@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from engine.policies import POLICIES
 from schemas.api import AnswerResponse, CacheMode, Timing
 from schemas.errors import MissReason
+from schemas.receipt import Tier
 
 STAGES = ("retrieve", "load", "stitch", "select", "repair", "first_step")
-TIER = "object"  # the only tier there is
+OBJECT = "object"  # the tier that everything comes from
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -38,6 +39,14 @@ class Telemetry:
         self._fresh = self._counter("kvquilt_fresh_tokens", "Prompt tokens computed fresh", "policy")
         self._load_bytes = self._counter("kvquilt_kv_load_bytes", "Bytes of KV artifacts loaded", "tier")
         self._load_seconds = self._histogram("kvquilt_kv_load_seconds", "Time of one KV artifact's load", ("tier",))
+        self._tier_hits = self._counter("kvquilt_tier_hits", "Chunks whose KV was in a tier's memory", "tier")
+        self._tier_misses = self._counter("kvquilt_tier_misses", "Chunks whose KV was not in a tier's memory", "tier")
+        self._tier_bytes = Gauge("kvquilt_kv_bytes", "KV in a tier's memory", ("tier",), registry=self.registry)
+        self._evictions = self._counter("kvquilt_kv_evictions", "What had to leave a tier for something else", "tier")
+        self._drops = self._counter("kvquilt_tier_drops", "What left a tier because its document changed", "tier")
+        self.tail_contact = Gauge(
+            "kvquilt_tail_contact_seconds", "Since the broker last answered the tail of commits", registry=self.registry
+        )
         self._fallback = self._counter("kvquilt_fallback", "Chunks computed fresh although reuse was asked", "reason")
         self._fingerprint_mismatch = self._counter("kvquilt_fingerprint_mismatch", "KV artifacts made by another model")
         self._checksum_failures = self._counter("kvquilt_checksum_failures", "KV artifacts with a wrong checksum")
@@ -80,8 +89,26 @@ class Telemetry:
 
     def loaded(self, nbytes: int, seconds: float) -> None:
         """A KV artifact was read and passed its checks."""
-        self._load_bytes.labels(TIER).inc(nbytes)
-        self._load_seconds.labels(TIER).observe(seconds)
+        self._load_bytes.labels(OBJECT).inc(nbytes)
+        self._load_seconds.labels(OBJECT).observe(seconds)
+
+    def tier_looked_up(self, tier: Tier, hits: int, misses: int) -> None:
+        """So many chunks were in a tier, so many were not."""
+        self._tier_hits.labels(tier).inc(hits)
+        self._tier_misses.labels(tier).inc(misses)
+
+    def watch_tier(self, tier: Tier, nbytes: Callable[[], int]) -> None:
+        """Show how much there is in a tier."""
+        self._tier_bytes.labels(tier).set_function(nbytes)
+
+    def evicted(self, tier: Tier, n: int) -> None:
+        """So many entries had to go for others."""
+        self._evictions.labels(tier).inc(n)
+
+    def dropped(self, entries: Mapping[Tier, int]) -> None:
+        """So many entries were out of date."""
+        for tier, n in entries.items():
+            self._drops.labels(tier).inc(n)
 
     def missed(self, fallback: Mapping[str, int]) -> None:
         """So many chunks of a request are computed fresh, by reason."""
@@ -129,5 +156,8 @@ class Telemetry:
                 counter.labels(policy)
         for counter in (self._requested, self._hit):
             counter.labels(self._model)
-        self._load_bytes.labels(TIER)
-        self._load_seconds.labels(TIER)
+        for tier in Tier:
+            for counter in (self._tier_hits, self._tier_misses, self._evictions, self._drops):
+                counter.labels(tier)
+        self._load_bytes.labels(OBJECT)
+        self._load_seconds.labels(OBJECT)

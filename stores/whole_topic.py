@@ -17,7 +17,7 @@ def lag(kafka: KafkaSettings, group: str, topic: str) -> int:
     """How far the group's committed offsets are behind the end of the topic, in offsets (compaction gaps count)."""
     with PartitionReader(kafka, topic, group) as reader:
         committed = reader.position()
-        ends = _ends(reader)
+        ends = end_offsets(reader)
     return sum(max(0, ends[partition] - committed[partition]) for partition in committed)
 
 
@@ -37,7 +37,8 @@ def read_all(kafka: KafkaSettings, topic: str) -> Iterator[Message]:
             quiet_since = _still_moving(reader, bool(messages), quiet_since)
 
 
-def _ends(reader: PartitionReader) -> dict[int, int]:
+def end_offsets(reader: PartitionReader) -> dict[int, int]:
+    """The end of each partition, as a fetch reports it; the reader has moved on afterwards."""
     quiet_since = reader.last_contact_ms
     while True:
         messages = reader.poll(1, 0.5)

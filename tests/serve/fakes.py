@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +20,14 @@ from schemas.certificate import Certificate, CertifiedRow, Conformance, Coverage
 from schemas.chunk import Chunk, IndexedChunk
 from schemas.errors import BlobError, TopicError
 from schemas.fingerprint import Fingerprint, Generation
-from schemas.head import DocumentState, Head
-from schemas.ids import DocumentKey, artifact_key, token_digest
+from schemas.head import CommitRecord, DocumentState, Head
+from schemas.ids import DocumentKey, artifact_key, canonical_bytes, token_digest
 from schemas.kv_artifact import ArtifactHeader, KvArtifact, payload_sha256
 from schemas.settings import Settings
 from serve import Parts
 from serve.blend import Certificates
 from stores import Blobs, KvStore, Message, VectorIndex, open_blobs, open_index
+from stores.memory_topics import MemoryTopics
 
 DIM = 16
 PREFIX = (1, 2, 3)
@@ -120,7 +121,14 @@ class ScriptedModel:
         return object()
 
     def select(
-        self, plan: Any, stitched: object, policy: Any, budget: float, *, first_chunk_exact: bool = True
+        self,
+        plan: Any,
+        stitched: object,
+        policy: Any,
+        budget: float,
+        *,
+        first_chunk_exact: bool = True,
+        fused: bool = False,
     ) -> torch.Tensor:
         """The first tokens of the chunks behind the first, whatever the policy."""
         self.selected.append((policy.name, budget, first_chunk_exact))
@@ -271,6 +279,57 @@ class SlowBlobs(Blobs):
         return super().view(key)
 
 
+class Commits:
+    """The commits topic in memory. `away`: the broker does not answer those who open it or read from it."""
+
+    def __init__(self) -> None:
+        self._topics = MemoryTopics(partitions=2)
+        self._publisher = self._topics.publisher()
+        self.away = False
+
+    def publish(
+        self,
+        doc_id: str,
+        version: int,
+        state: DocumentState = DocumentState.LIVE,
+        tenant: str = "default",
+        generation: str = GENERATION.name,
+    ) -> Message:
+        """A commit record; returns the message."""
+        record = CommitRecord(
+            tenant=tenant, doc_id=doc_id, version=version, state=state, generation=generation, event_ms=version,
+            committed_ms=version,
+        )  # fmt: skip
+        key = canonical_bytes([tenant, doc_id])
+        return self._publisher.publish("commits", key, record.to_bytes())
+
+    def open(self, positions: Mapping[int, int] | None) -> MemoryTail:
+        """As `stores.tail.open_tail`."""
+        if self.away:
+            raise TopicError("no broker at nowhere:9092")
+        reader = self._topics.reader("commits")
+        reader.seek(reader.highwater() if positions is None else positions)
+        return MemoryTail(self, reader)
+
+
+class MemoryTail:
+    """A `stores.tail.Tail`."""
+
+    def __init__(self, commits: Commits, reader: Any) -> None:
+        self._commits, self._reader = commits, reader
+        self.last_contact_ms = reader.last_contact_ms
+        self.position, self.close = reader.position, reader.close
+
+    def poll(self, limit: int, timeout_s: float) -> list[Message]:
+        if self._commits.away:
+            self.last_contact_ms = 0
+            time.sleep(0.01)
+            return []
+        messages = self._reader.poll(limit, 0.02)
+        self.last_contact_ms = self._reader.last_contact_ms
+        return messages
+
+
 @dataclass
 class Bench:
     """The parts of one service, and their handles."""
@@ -281,6 +340,7 @@ class Bench:
     publisher: ListPublisher
     blobs: SlowBlobs
     certificates: list[Certificate]  # what the service finds; none at first
+    commits: Commits
 
 
 def certificate(*rows: tuple[str, str, float, float], **changes: str) -> Certificate:
@@ -317,6 +377,7 @@ def make_bench(name: str, settings: Settings) -> Bench:
     kv, model, publisher = KvStore(blobs, GENERATION.name), ScriptedModel(), ListPublisher()
     tokenizer: Any = ByteTokenizer()
     certificates: list[Certificate] = []
+    commits = Commits()
     template = PromptTemplate(PREFIX, (4,), (5,), (6, 7), tokenizer)
     parts = Parts(
         generation=GENERATION,
@@ -328,9 +389,10 @@ def make_bench(name: str, settings: Settings) -> Bench:
         kv=kv,
         publisher=publisher,
         certificates=Certificates(COVERS, lambda: certificates),
+        commits=commits.open,
         closers=(index.close,),
     )
-    return Bench(parts, model, Corpus(index, kv), publisher, blobs, certificates)
+    return Bench(parts, model, Corpus(index, kv), publisher, blobs, certificates, commits)
 
 
 def events(response: httpx.Response) -> list[tuple[str, Any]]:

@@ -84,9 +84,10 @@ def test_tenants_do_not_share_rows(start, bench):
 def test_rows_in_memory_go_when_their_document_does(start, bench, change):
     """Nothing asks for them any more, and they hold a deleted document's text."""
     bench.corpus.put("lake", *TEXTS)
-    client = start(prefix_check_s=0.01)
+    bench.commits.away = True
+    client = start(tier_check_s=0.01)
     ask(client)
-    prefixes = client.kvquilt.service.prefixes
+    prefixes = client.kvquilt.service.tiers.prefixes
     assert prefixes.nbytes > 0
     assert LAKE in {document for document, _ in prefixes._tree.owners()}
     state = DocumentState.DELETED if change == "deleted" else DocumentState.LIVE
@@ -97,7 +98,8 @@ def test_rows_in_memory_go_when_their_document_does(start, bench, change):
 def test_rows_are_not_kept_of_a_document_that_went_while_it_was_answered_from(start, bench):
     """It is gone before the rows are there, and nothing would look again before the next round."""
     bench.corpus.put("lake", *TEXTS)
-    client = start(prefix_check_s=3600.0)
+    bench.commits.away = True
+    client = start(tier_check_s=3600.0)
     plain = bench.model.generate
 
     def meanwhile(*args, **kwargs):
@@ -106,7 +108,7 @@ def test_rows_are_not_kept_of_a_document_that_went_while_it_was_answered_from(st
 
     bench.model.generate = meanwhile
     ask(client)
-    assert client.kvquilt.service.prefixes._tree.owners() == set()
+    assert client.kvquilt.service.tiers.prefixes._tree.owners() == set()
 
 
 def test_without_bytes_nothing_is_kept(start, bench):
