@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
 
 from engine.capture import Capture
-from engine.decode import Detokenizer, Sampler, SamplingParams, Step
+from engine.decode import SamplingParams, Step
 from engine.hf_adapter import HfModel, ModelSpec
 from engine.passes import Enough, PassMemo, PassRows
 from engine.plan import Plan
 from engine.policies import Policy
-from engine.prefill import PackedChunks, PrefixRows, batches
+from engine.prefill import ChunkPrefill, Prefixes, PrefixRows
 from engine.repair import check_repair, open_and_repaired
 from engine.rows import Base, KvRows, Part, WorkingRows
 from engine.selection import SelectionContext
 from engine.self_check import check_attention, check_capture
 from engine.session import Session
+from engine.steps import Answering
 from engine.stitch import stitch
 from engine.tokenizer import Tokenizer
 from engine.turns import Turns
 from engine.variants import behind, fitting
 from kernels import RopeTables
-from schemas.errors import Cancelled, InputError, RequestError, UnsupportedModelError
+from schemas.errors import InputError, RequestError, UnsupportedModelError
 from schemas.fingerprint import Fingerprint
 
 BATCH_TOKENS = 4096  # chunk tokens per prefill pass
 _STITCH_TOKENS = 1024  # fresh chunk tokens per pass of a stitch: between passes it can be cancelled
-_PASS_TOKENS = 2048  # rows per pass of a full prefill: between passes it can be cancelled
-_PREFIXES = 4  # prefixes whose rows are kept; a process normally has one
 
 
 class Model:
@@ -56,7 +54,8 @@ class Model:
         self.reuse_refusal, self.max_tokens = spec.reuse_refusal, spec.max_tokens
         self._hf, self._turns = hf, Turns()
         self._like = torch.empty(spec.n_layers, spec.n_kv_heads, 0, spec.head_dim, dtype=hf.dtype, device=hf.device)
-        self._prefixes: OrderedDict[tuple[int, ...], PrefixRows] = OrderedDict()
+        self._prefixes = Prefixes(hf, self._turns, self._like)
+        self._answers = Answering(hf, self._turns, tokenizer)
         with torch.inference_mode():
             check_attention(hf, self._like)
             if self.reuse_refusal is None:
@@ -65,6 +64,7 @@ class Model:
                 try:
                     self._tables = RopeTables.from_model(hf.module)
                     check_capture(hf, self._capture, self._tables, self._like)
+                    self._chunks = ChunkPrefill(hf, self._turns, self._capture, self._tables)
                 except UnsupportedModelError as error:
                     self.reuse_refusal = str(error)
 
@@ -88,7 +88,7 @@ class Model:
                     f"chunk {number} has {len(chunk)} tokens behind a prefix of {len(prefix_ids)}; "
                     f"the model takes {self.max_tokens}. Cut smaller chunks"
                 )
-        return self._prefill(tuple(prefix_ids), chunks, batch_tokens, background=True)
+        return self._chunks.behind(self._prefix(tuple(prefix_ids)), chunks, batch_tokens, background=True)
 
     @torch.inference_mode()
     def prefill_behind(self, front_ids: Sequence[int], neighbours: Sequence[KvRows], chunk: Sequence[int]) -> KvRows:
@@ -108,7 +108,7 @@ class Model:
                 f"the chunk has {len(chunk)} tokens behind {len(front_ids)}; the model takes {self.max_tokens}"
             )
         context = behind(self._prefix(tuple(front_ids)), fitting(neighbours, room), self._tables)
-        (rows,) = self._pack(context, [chunk], BATCH_TOKENS, background=True)
+        (rows,) = self._chunks.behind(context, [chunk], BATCH_TOKENS, background=True)
         return rows
 
     @torch.inference_mode()
@@ -161,7 +161,9 @@ class Model:
             for front in dict.fromkeys(behind.values()):
                 numbers = [n for n in missing if behind[n] == front]
                 ids = [plan.token_ids[plan.chunks[n].start : plan.chunks[n].end] for n in numbers]
-                computed = self._prefill(front, ids, _STITCH_TOKENS, background=False, cancelled=cancelled)
+                computed = self._chunks.behind(
+                    self._prefix(front), ids, _STITCH_TOKENS, background=False, cancelled=cancelled
+                )
                 for number, chunk in zip(numbers, computed, strict=True):
                     filled[number] = chunk
             prefix = prefix or self._prefix(plan.prefix_ids)
@@ -212,6 +214,7 @@ class Model:
         budget: float,
         *,
         first_chunk_exact: bool = True,
+        fused: bool = False,
         passes: PassMemo | None = None,
     ) -> torch.Tensor:
         """Which positions to repair: sorted, for `generate` and `logits`.
@@ -223,13 +226,15 @@ class Model:
             budget: share of all chunk tokens that may be repaired, 0 to 1.
             first_chunk_exact: rows were prefilled behind this prefix (variant `shared_prefix`), so that the first
                 chunk's are those of a full prefill and nothing is spent on it.
+            fused: rows were prefilled behind their neighbours (variants `fused`, `fused_company`).
             passes: what earlier calls with the same plan, base and `first_chunk_exact` found.
 
         Raises:
             InputError: the budget is not a share.
         """
         with self._turns.answering():
-            context = SelectionContext(plan, base, self.spec, self._look, first_chunk_exact, passes or PassMemo())
+            found = passes or PassMemo()
+            context = SelectionContext(plan, base, self.spec, self._look, first_chunk_exact, found, fused)
             return policy.select(context, budget)
 
     @torch.inference_mode()
@@ -273,69 +278,11 @@ class Model:
             limit = min(params.max_tokens, self.max_tokens - plan.n_tokens)
             rows, positions = self._open(plan, base, limit, repair, prefix)
             try:
-                done = yield from self._steps(plan, rows, positions, params, limit, cancelled)
+                done = yield from self._answers.steps(plan, rows, positions, params, limit, cancelled)
                 if done and base is None and keep is not None:
                     keep(*rows.first(plan.segments[-1].start))
             finally:
                 rows.close()
-
-    def _steps(
-        self,
-        plan: Plan,
-        rows: WorkingRows,
-        positions: torch.Tensor,
-        params: SamplingParams,
-        limit: int,
-        cancelled: Callable[[], bool],
-    ) -> Generator[Step, None, bool]:
-        """The answer's steps; whether it was completed."""
-        sampler, text = Sampler(params), Detokenizer(self.tokenizer.decode)
-        logits = self._first_pass(plan, rows, positions, cancelled)
-        for number in range(limit):
-            if logits is None:
-                return False
-            token = sampler.choose(logits)
-            if token in self.tokenizer.stop_ids:
-                yield Step(token, text.finish(), "stop")
-                return True
-            piece = text.add(token)
-            if number == limit - 1:
-                yield Step(token, piece + text.finish(), "length")
-                return True
-            yield Step(token, piece)
-            logits = self._next_pass(token, plan.n_tokens + number, rows, cancelled)
-        return False
-
-    @torch.inference_mode()
-    def _first_pass(
-        self, plan: Plan, rows: WorkingRows, positions: torch.Tensor, cancelled: Callable[[], bool]
-    ) -> torch.Tensor | None:
-        """Run the open rows; logits `[vocab]` of the last, or None if cancelled."""
-        ids = torch.tensor(plan.token_ids)[positions]
-        starts = range(0, len(ids), _PASS_TOKENS)
-        pieces = [(ids[at : at + _PASS_TOKENS], positions[at : at + _PASS_TOKENS]) for at in starts]
-        for piece, where in pieces[:-1]:
-            if cancelled():
-                return None
-            rows.begin(where)
-            with self._turns.turn():
-                self._hf.run(piece, where, rows)
-        if cancelled():
-            return None
-        rows.begin(pieces[-1][1])
-        with self._turns.turn():
-            return self._hf.logits(*pieces[-1], rows)[0]
-
-    @torch.inference_mode()
-    def _next_pass(
-        self, token: int, position: int, rows: WorkingRows, cancelled: Callable[[], bool]
-    ) -> torch.Tensor | None:
-        if cancelled():
-            return None
-        where = torch.tensor([position])
-        rows.begin(where)
-        with self._turns.turn():
-            return self._hf.logits(torch.tensor([token]), where, rows)[0]
 
     @torch.inference_mode()
     def _open(
@@ -365,57 +312,10 @@ class Model:
         with self._turns.turn(), suppress(Enough):
             self._hf.run(ids, positions, rows)
 
-    def _prefill(
-        self,
-        prefix_ids: tuple[int, ...],
-        chunks: Sequence[Sequence[int]],
-        batch_tokens: int,
-        *,
-        background: bool,
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> list[KvRows]:
-        prefix = self._prefix(prefix_ids)
-        return self._pack(prefix, chunks, batch_tokens, background=background, cancelled=cancelled)
-
-    def _pack(
-        self,
-        prefix: PrefixRows,
-        chunks: Sequence[Sequence[int]],
-        batch_tokens: int,
-        *,
-        background: bool,
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> list[KvRows]:
-        done: list[KvRows] = []
-        for batch in batches([len(chunk) for chunk in chunks], batch_tokens):
-            if cancelled():
-                raise Cancelled("the request was given up while fresh chunks were computed")
-            members = [chunks[n] for n in batch]
-            packed = PackedChunks(prefix, [len(chunk) for chunk in members], self._capture, self._tables)
-            ids = torch.tensor([token for chunk in members for token in chunk])
-            with self._turns.turn(background=background), self._capture.into(packed.keep_keys):
-                self._hf.run(ids, packed.positions, packed)
-            done += packed.rows()
-        return done
-
     def _prefix(self, ids: tuple[int, ...]) -> PrefixRows:
-        """The prefix's rows, computed once. An empty one is of no rows."""
-        if not ids:
-            return PrefixRows(self._like, self._like)
-        with self._turns.turn():
-            if ids in self._prefixes:
-                self._prefixes.move_to_end(ids)
-                return self._prefixes[ids]
+        if ids:
             self._check_ids(ids, "the prefix")
-            rows = Base(Part(self._like, len(ids))).open(0)
-            positions = torch.arange(len(ids))
-            rows.begin(positions)
-            self._hf.run(torch.tensor(ids), positions, rows)
-            k, v = rows.own
-            self._prefixes[ids] = PrefixRows(k, v)
-            while len(self._prefixes) > _PREFIXES:
-                self._prefixes.popitem(last=False)
-            return self._prefixes[ids]
+        return self._prefixes.rows(ids)
 
     def _require_reuse(self) -> None:
         if self.reuse_refusal is not None:

@@ -7,15 +7,21 @@ may see            prefix, and the part of the own chunk that is not later
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.capture import Capture, rotate_back, tables_at
-from engine.rows import KvRows
+from engine.hf_adapter import HfModel
+from engine.rows import Base, KvRows, Part
+from engine.turns import Turns
 from kernels import RopeTables, attend, position_mask
 from kernels.reference.attention import KeySet
+from schemas.errors import Cancelled
+
+_PREFIXES = 4  # prefixes whose rows are kept; a process normally has one
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +83,66 @@ class PackedChunks:
     def rows(self) -> list[KvRows]:
         """The chunks' rows, after the pass."""
         return [KvRows(k, v) for k, v in zip(self._k, self._v, strict=True)]
+
+
+class Prefixes:
+    """The rows of what stands in front of everything, computed once; a few of them are kept."""
+
+    def __init__(self, hf: HfModel, turns: Turns, like: torch.Tensor) -> None:
+        """Rows are like `like [L, H, 0, D]`."""
+        self._hf, self._turns, self._like = hf, turns, like
+        self._kept: OrderedDict[tuple[int, ...], PrefixRows] = OrderedDict()
+
+    def rows(self, ids: tuple[int, ...]) -> PrefixRows:
+        """The prefix's rows, computed once. An empty one is of no rows."""
+        if not ids:
+            return PrefixRows(self._like, self._like)
+        with self._turns.turn():
+            if ids in self._kept:
+                self._kept.move_to_end(ids)
+                return self._kept[ids]
+            rows = Base(Part(self._like, len(ids))).open(0)
+            positions = torch.arange(len(ids))
+            rows.begin(positions)
+            self._hf.run(torch.tensor(ids), positions, rows)
+            k, v = rows.own
+            self._kept[ids] = PrefixRows(k, v)
+            while len(self._kept) > _PREFIXES:
+                self._kept.popitem(last=False)
+            return self._kept[ids]
+
+
+class ChunkPrefill:
+    """Computes chunks behind what stands in front of them, several in one pass."""
+
+    def __init__(self, hf: HfModel, turns: Turns, capture: Capture, tables: RopeTables) -> None:
+        self._hf, self._turns, self._capture, self._tables = hf, turns, capture, tables
+
+    def behind(
+        self,
+        prefix: PrefixRows,
+        chunks: Sequence[Sequence[int]],
+        batch_tokens: int,
+        *,
+        background: bool,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> list[KvRows]:
+        """Rows of each chunk in canonical form; each pass, of at most `batch_tokens`, is one turn.
+
+        Raises:
+            Cancelled: `cancelled`, asked before every pass, said yes.
+        """
+        done: list[KvRows] = []
+        for batch in batches([len(chunk) for chunk in chunks], batch_tokens):
+            if cancelled():
+                raise Cancelled("the request was given up while fresh chunks were computed")
+            members = [chunks[n] for n in batch]
+            packed = PackedChunks(prefix, [len(chunk) for chunk in members], self._capture, self._tables)
+            ids = torch.tensor([token for chunk in members for token in chunk])
+            with self._turns.turn(background=background), self._capture.into(packed.keep_keys):
+                self._hf.run(ids, packed.positions, packed)
+            done += packed.rows()
+        return done
 
 
 def batches(lens: Sequence[int], batch_tokens: int) -> Iterator[range]:

@@ -30,6 +30,13 @@ class Stitched:
     def select(self, model: Model, policy: Policy, budget: float) -> tuple[torch.Tensor, float]:
         """Positions to repair, and the seconds that it takes to choose them for one who shares no pass."""
         saved, begin = self.passes.saved_s, time.perf_counter()
-        exact = self.variant.first_chunk_exact
-        repair = model.select(self.plan, self.base, policy, budget, first_chunk_exact=exact, passes=self.passes)
+        repair = model.select(
+            self.plan,
+            self.base,
+            policy,
+            budget,
+            first_chunk_exact=self.variant.first_chunk_exact,
+            fused=self.variant.fused,
+            passes=self.passes,
+        )
         return repair, time.perf_counter() - begin + self.passes.saved_s - saved
