@@ -4,8 +4,9 @@
 
 For every kind of question (direct, by an alias) and distance between the edited record and the alias (0, 250 and
 1,500 tokens): full attention, rows that were not made again (`stale`: the control), the edited chunk made again, and
-that with 15 % repaired. Shown is the share of edits where the old number is likelier than the new one, and where it
-is in the answer. The last line on stdout is one JSON object.
+that with 15 % repaired. Shown is the share of edits where the old number is likelier than the new one (of all, and of
+those that are relevant: full attention finds the new one likelier), and where it is in the answer. The last line on
+stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -42,13 +43,18 @@ def _cell(judged: list[Judged], kind: str | None, distance: int | None, conditio
         for each in judged
         if each.condition == condition and kind in (None, each.kind) and distance in (None, each.distance)
     ]
-    n = len(members)
+    relevant = [each for each in members if each.relevant]
     shares = {
-        "prefers_old": round(sum(each.prefers_old for each in members) / n, 3) if n else None,
-        "says_old": round(sum(each.says_old for each in members) / n, 3) if n else None,
+        "prefers_old": _share([each.prefers_old for each in members]),
+        "prefers_old_relevant": _share([each.prefers_old for each in relevant]),
+        "says_old": _share([each.says_old for each in members]),
     }
     where = {"kind": kind, "distance": distance} if kind else {}
-    return {**where, "condition": condition, **shares, "edits": n}
+    return {**where, "condition": condition, **shares, "edits": len(members), "relevant": len(relevant)}
+
+
+def _share(of: list[bool]) -> float | None:
+    return round(sum(of) / len(of), 3) if of else None
 
 
 def _options() -> argparse.Namespace:
