@@ -13,6 +13,7 @@ from cli.generation_commands import add_generations
 from cli.operations import add_operations
 from cli.options import command, setting
 from cli.quality import add_quality_commands
+from engine.threads import wait_passively
 from schemas.errors import InputError, KvquiltError
 
 app = typer.Typer(
@@ -139,13 +140,13 @@ def backfill(
     bootstrap: Bootstrap = None,
 ) -> None:
     """Ingest files, folders or a topic in one batch run of the same transforms."""
+    if not prune and (owns or yes or force):
+        raise InputError("--owns, --yes and --force say how to prune; add --prune")
     from cli.backfill import Pruning, backfill, parted
     from ingest import Runner
 
     paths, options = parted(sources or ())
     pruning = Pruning(tuple(owns or ()), yes, force) if prune else None
-    if pruning is None and (owns or yes or force):
-        raise InputError("--owns, --yes and --force say how to prune; add --prune")
     runs = Runner(runner, options)
     backfill(context, paths, topic=topic, root=root, tenant=tenant, runner=runs, pruning=pruning)
 
@@ -247,6 +248,7 @@ add_generations(app)
 
 def main() -> None:
     """Run a command; an error of ours is one sentence on stderr and exit status 1."""
+    wait_passively()
     try:
         app()
     except KvquiltError as error:

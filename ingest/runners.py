@@ -107,6 +107,8 @@ class Runner:
 
     def _options(self) -> PipelineOptions:
         try:  # an empty list is not the same as none: Beam would read `sys.argv`
-            return PipelineOptions(list(self.options))
+            options = PipelineOptions(list(self.options))
+            options.get_all_options()  # they are read when they are asked for
         except SystemExit as error:  # argparse has said why
             raise InputError(f"Beam does not take the options {' '.join(self.options)}") from error
+        return options

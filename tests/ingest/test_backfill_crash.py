@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", ["flip:20", "put:20"])
 def test_ing_09_a_run_of_three_workers_that_is_killed_is_finished_by_one_which_does_only_the_rest(tmp_path, dies):
     """Bugs: fewer workers on the second run lost what the others had had; a second run began from the start."""
