@@ -11,7 +11,7 @@ from typing import Any
 
 from cli.context import Context
 from cli.embedded import embedded
-from cli.running import DataFolder, with_broker
+from cli.running import with_broker
 from cli.stop import stop_on_signals
 from schemas.errors import KvquiltError
 from schemas.generations import Generations, KnownGeneration
@@ -74,21 +74,23 @@ def promote(context: Context, name: str | None, *, force: bool, wait_s: float) -
     """Make a generation live, if it lacks nothing of the live one, or by force."""
     from ingest.switching import candidate
 
-    with _at_rest(context.settings) as store:
+    with _at_rest(context.settings) as (settings, store):
         record = store.read()
-        _switch(context, store, record.named(name) if name else candidate(record), force, wait_s)
+        _switch(context, settings, store, record.named(name) if name else candidate(record), force, wait_s)
 
 
 def rollback(context: Context, *, force: bool, wait_s: float) -> None:
     """Make live what was live before."""
-    with _at_rest(context.settings) as store:
-        _switch(context, store, store.read().to_roll_back_to(), force, wait_s)
+    with _at_rest(context.settings) as (settings, store):
+        _switch(context, settings, store, store.read().to_roll_back_to(), force, wait_s)
 
 
-def _switch(context: Context, store: GenerationStore, target: KnownGeneration, force: bool, wait_s: float) -> None:
+def _switch(
+    context: Context, settings: Settings, store: GenerationStore, target: KnownGeneration, force: bool, wait_s: float
+) -> None:
     from ingest.switching import promote
 
-    done = promote(context.settings, store, target, force=force, wait_s=wait_s)
+    done = promote(settings, store, target, force=force, wait_s=wait_s)
     check_s, missing = context.settings.generations.check_s, str(done.gap)
     context.result(
         {"live": done.live, "before": done.before, "complete": not done.gap, "gap": missing},
@@ -103,7 +105,7 @@ def gc(context: Context, *, grace_s: float | None, dry_run: bool) -> None:
 
     settings = context.settings
     grace_s = settings.generations.grace_s if grace_s is None else grace_s
-    with _at_rest(settings) as store:
+    with _at_rest(settings) as (settings, store):
         done = reclaim(
             store,
             lambda entry: open_index(
@@ -161,14 +163,13 @@ def _rows(store: GenerationStore, record: Generations) -> Iterator[dict[str, Any
 
 
 @contextmanager
-def _at_rest(settings: Settings) -> Iterator[GenerationStore]:
-    """The record, and the index ours: Qdrant's local mode is opened by one process."""
+def _at_rest(settings: Settings) -> Iterator[tuple[Settings, GenerationStore]]:
+    """Settings with a broker and the record; Qdrant's local mode is ours, since one process opens it."""
     from ingest.switching import open_generations
 
     with ExitStack() as stack:
-        if not settings.qdrant.url:
-            stack.enter_context(DataFolder(settings.data_dir).hold())
-        yield open_generations(settings)
+        settings = with_broker(settings) if settings.qdrant.url else stack.enter_context(embedded(settings)).settings
+        yield settings, open_generations(settings)
 
 
 def _time(ms: int) -> str:

@@ -44,12 +44,12 @@ class Gap:
 
     def __str__(self) -> str:
         found = [
-            (len(self.missing), "documents are missing", self.missing),
-            (len(self.behind), "documents are at an older version", self.behind),
-            (sum(self.without_kv.values()), "chunks have no KV", list(self.without_kv)),
+            (len(self.missing), "documents missing", self.missing),
+            (len(self.behind), "documents at an older version", self.behind),
+            (sum(self.without_kv.values()), "chunks without KV", list(self.without_kv)),
         ]
-        said = [f"{n} {what} ({_names(which)})" for n, what, which in found if n]
-        return "; ".join(said) or f"nothing of {self.n_documents} documents is missing"
+        said = [f"{what}: {n} ({_names(which)})" for n, what, which in found if n]
+        return "; ".join(said) or f"nothing is missing (documents compared: {self.n_documents})"
 
 
 def compare(live: VectorIndex, other: VectorIndex) -> Gap:

@@ -60,10 +60,10 @@ def test_promote_refuses_what_is_not_caught_up_and_by_force_says_what_is_missing
     world.index()
     world.prefill()
     world.build()
-    with pytest.raises(InputError, match=r"is not caught up with the live one: 2 documents are missing \(default/"):
+    with pytest.raises(InputError, match=r"is not caught up with the live one: documents missing: 2 \(default/"):
         world.promote()
     world.index(world.new_index_parts)
-    with pytest.raises(InputError, match=r"2 chunks have no KV"):
+    with pytest.raises(InputError, match=r"chunks without KV: 2"):
         world.promote()
     assert world.store.read().live.name == world.old.name
     done = world.promote(force=True)

@@ -39,7 +39,7 @@ def test_equal_generations_have_no_gap_and_newer_is_no_gap(pair):
     put(new, "newer", 2)
     gap = compare(live, new)
     assert not gap
-    assert str(gap) == "nothing of 3 documents is missing"
+    assert str(gap) == "nothing is missing (documents compared: 3)"
 
 
 def test_what_is_missing_older_other_or_without_kv_is_named(pair):
@@ -55,8 +55,8 @@ def test_what_is_missing_older_other_or_without_kv_is_named(pair):
     assert sorted(gap.missing) == [key("a"), key("e"), key("f")]
     assert sorted(gap.behind) == [key("b"), key("c")]
     assert gap.without_kv == {key("d"): 1}
-    assert "3 documents are missing (default/" in str(gap)
-    assert "1 chunks have no KV (default/d)" in str(gap)
+    assert "documents missing: 3 (default/" in str(gap)
+    assert "chunks without KV: 1 (default/d)" in str(gap)
 
     for doc_id in ("a", "b", "e", "f"):
         put(new, doc_id, 2)
