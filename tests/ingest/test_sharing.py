@@ -3,11 +3,13 @@
 import signal
 import time
 
+import apache_beam as beam
 import pytest
 
 from bench.member import Members
 from ingest.fake_parts import fake_index_parts, fake_prefill_parts
 from ingest.handles import held
+from ingest.pipeline import IndexDocuments
 from ingest.run import run_pipeline
 from schemas.events import EventBody
 from schemas.ids import DocumentKey
@@ -99,13 +101,10 @@ def until(condition, what, patience_s=PATIENCE_S):
 
 def prepare(site, pipeline, n):
     """`n` documents are in the topic that the pipeline reads."""
+    new = {b"doc %d" % k for k in range(site.published, site.published + n)}
     site.publish(n)
     if pipeline == "prefill":
-        import apache_beam as beam
-
-        from ingest.pipeline import IndexDocuments
-
-        messages = list(read_all(site.kafka, site.kafka.documents_topic))[-n:]
+        messages = [m for m in read_all(site.kafka, site.kafka.documents_topic) if m.key in new]
         with held(fake_index_parts(site.settings, site.index)) as parts:
             run_pipeline(lambda p: p | beam.Create(messages) | IndexDocuments(site.settings.ingest, parts))
             parts().publisher.close()
