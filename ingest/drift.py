@@ -27,7 +27,7 @@ class Overview:
 
     Attributes:
         headless: folders of objects of documents that have no head.
-        open: parts of receipts that are not complete, oldest first.
+        open: a part of each receipt that is not complete, or whose parts a killed run noted beside the complete one.
     """
 
     n_documents: int = 0
@@ -107,11 +107,12 @@ def overview(parts: Stores, tenant: str | None) -> Overview:
             found.suspects[head.document] = None
         elif head is None:
             found.headless.append(folder)
-    found.open = [
-        name
-        for name in receipts
-        if _ours(parts, name) and name.stage is Stage.FOUND and (name.document_digest, name.version) not in complete
-    ]
+    open_: dict[tuple[str, int], ReceiptName] = {}
+    for name in receipts:
+        deletion = (name.document_digest, name.version)
+        if _ours(parts, name) and (name.stage is Stage.FOUND or (name.stage is not None and deletion in complete)):
+            open_.setdefault(deletion, name)
+    found.open = list(open_.values())
     return found
 
 

@@ -281,6 +281,14 @@ class Reconciler:
         part = parts.retry(lambda: parts.receipts.part(name), "reading a receipt's part")
         if part is None:
             return  # it was closed since
+        done = parts.retry(
+            lambda: parts.receipts.get(part.document, part.version, part.generation), "reading a receipt"
+        )
+        if done is not None:
+            remove = lambda: parts.retry(lambda: parts.receipts.complete(done), "writing a receipt")  # noqa: E731
+            why = f"version {part.version}: parts beside the complete one"
+            self._add(Kind.OPEN_RECEIPTS, part.document, 1, self._do(Action.CLOSED, remove), why)
+            return
         head = parts.retry(lambda: parts.index.heads([part.document]), "reading a head").get(part.document)
         if head is None or head.version <= part.version:
             return  # that of the head itself: done with its document

@@ -7,7 +7,7 @@ import pytest
 from ingest.formats import EventReader
 from ingest.reconcile import Action, Kind, Reconciler
 from schemas.errors import InputError, TopicError
-from schemas.receipt import Place, ReceiptState
+from schemas.receipt import Place, ReceiptPart, ReceiptState, Stage
 from stores.fakes import CrashPoint, SimulatedCrash, fake_artifact, with_faults
 from tests.ingest.test_deletion import Keeps, counts, live, receipt
 from tests.ingest.test_protocol import PARAGRAPHS, TEXT
@@ -356,3 +356,32 @@ def test_kv_03_a_purge_through_reconcile_reports_what_it_removed(world):
     assert report.counts()[Kind.STALE_OBJECTS] == 5
     assert report.plain()["drift"]["stale_objects"] == 5
     assert len(world.kv.keys(document())) == 12
+
+
+def test_parts_that_a_killed_index_noted_beside_a_complete_receipt_are_removed(world):
+    """INDEX hung in its deletion while another process did it, PREFILL closed it and the document came back."""
+    live(world)
+    world.change(None, 2)
+    world.index()
+    head = world.qdrant.heads([document()])[document()]
+    world.prefill()
+    receipts, generation = world.index_parts.receipts, world.kv.generation
+    for part in (Stage.FOUND, Stage.INDEX):
+        receipts.note(
+            ReceiptPart(
+                tenant=head.tenant,
+                doc_id=head.doc_id,
+                version=2,
+                generation=generation,
+                stage=part,
+                asked_ms=head.event_ms,
+                at_ms=world.clock.now_ms(),
+                found={},
+                left={},
+            )
+        )
+    live(world, version=3)
+    assert found(reconcile(world)) == {(Kind.OPEN_RECEIPTS, "default/d", 1, Action.CLOSED)}
+    assert receipts.parts(document(), 2, generation) == {}
+    assert receipt(world, 2).state is ReceiptState.COMPLETE
+    agree(world)
