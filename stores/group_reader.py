@@ -42,7 +42,7 @@ from schemas.settings import KafkaSettings
 from stores.broker import EMBEDDED_CLUSTER
 from stores.clock import Clock
 from stores.kafka_client import connection, kafka_errors
-from stores.partition_reader import PartitionReader, Tenure
+from stores.partition_reader import ASK_TIMEOUT_MS, PartitionReader, Tenure
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +236,9 @@ class GroupReader(PartitionReader):
         start |= self._beginnings([p for p in coming if p not in start])
         for partition in coming:
             self._go(partition, start.get(partition, 0))
-        self._ends = self._ends | dict.fromkeys(coming)
+        # asked for: of a partition that comes back without news, a fetch session says nothing
+        ends = self._consumer.end_offsets([self._tp(p) for p in coming], timeout_ms=ASK_TIMEOUT_MS)
+        self._ends = self._ends | {tp.partition: end for tp, end in ends.items()}
         self._held = self._held | {p: Tenure(next(self._numbers), self._at[p]) for p in coming}
         self._coming = set()
         self._consumer.resume(*(self._tp(partition) for partition in coming))

@@ -202,7 +202,8 @@ class PartitionReader:
         at = {tp.partition: self._consumer.position(tp, timeout_ms=PROBE_TIMEOUT_MS) for tp in tps}
         # no position while the client checks one after a change of leader
         self._at = self._at | {partition: offset for partition, offset in at.items() if offset is not None}
-        self._ends = {tp.partition: self._consumer.highwater(tp) for tp in tps}
+        ends = {tp.partition: self._consumer.highwater(tp) for tp in tps}
+        self._ends = {p: self._ends.get(p) if end is None else end for p, end in ends.items()}
 
     def _tp(self, partition: int) -> Any:
         return TopicPartition(self.topic, partition)
