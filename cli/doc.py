@@ -95,6 +95,10 @@ def _receipt_lines(got: Mapping[str, Any]) -> str:
         f"  {count['place']:<13} {count['found']} found, {count['deleted']} deleted, {count['left']} left"
         for count in got["counts"]
     ]
+    lines += [
+        f"  memory/{tier['tier']:<6} {tier['dropped']} dropped; {tier['passed']} of {tier['replicas']} replicas passed"
+        for tier in got.get("tiers", ())
+    ]
     lines += [f"  missing: {what}" for what in got["missing"]]
     return "\n".join(lines)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ingest.background import BackgroundPrefiller
 from ingest.chunking import Chunker
 from ingest.formats import EventReader
 from ingest.parts import Connect, IndexParts, PrefillParts, Stores
@@ -149,7 +150,10 @@ def _prefill_parts(settings: Settings) -> PrefillParts:
     if model.reuse_refusal is not None:
         raise UnsupportedModelError(f"prefill cannot run: {model.reuse_refusal}")
     made, identity = _stores(settings, "prefill")
-    parts = PrefillParts(**made, model=model, prefix_ids=identity.front_ids, first_ids=identity.template.prefix_ids)
+    stepped_back = BackgroundPrefiller(model, settings.prefill.nice)
+    parts = PrefillParts(
+        **made, model=stepped_back, prefix_ids=identity.front_ids, first_ids=identity.template.prefix_ids
+    )
     front, chunk, longest = len(identity.front_ids), settings.chunker.max_tokens, model.max_tokens
     if front + chunk > longest:
         parts.close()

@@ -111,7 +111,8 @@ def close(parts: Stores, document: DocumentKey, version: int, left: Counts, *, p
     )
     if receipt.state is ReceiptState.COMPLETE:
         receipt = parts.retry(lambda: parts.receipts.complete(receipt), "writing a receipt")
-    telemetry.DELETIONS.labels(receipt.state.lower()).inc()
+    only_replicas = bool(said.waiting) and len(receipt.missing) == len(said.waiting)
+    telemetry.DELETIONS.labels("waiting" if only_replicas else receipt.state.lower()).inc()
     return receipt
 
 

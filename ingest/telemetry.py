@@ -50,7 +50,7 @@ for _kind in ("text", "kv"):
     FRESHNESS_SECONDS.labels(_kind)
 for _kind in ("points", "artifacts"):
     RETIRED.labels(_kind)
-for _state in ("pending", "complete"):
+for _state in ("pending", "waiting", "complete"):
     DELETIONS.labels(_state)
 
 

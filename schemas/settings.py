@@ -220,6 +220,7 @@ class PrefillSettings(_Section):
     company: Path | None = None  # a text file; None: the packaged text
     neighbours: int = Field(default=10, ge=1, le=64)
     max_changes_per_day: int = Field(default=4, ge=0, le=32)  # a document that changes more often is not fused
+    nice: int = Field(default=5, ge=0, le=19)  # how far its passes step back behind everything else on the machine
 
 
 class GenerationSettings(_Section):

@@ -215,6 +215,7 @@ class CommitTail:
                 _log.warning("the receipt of a deletion could not be looked at: %s", error)
                 return
             if receipt.state is ReceiptState.COMPLETE:
+                self._telemetry.receipts_closed.inc()
                 del self._open[document, version]
 
 

@@ -44,6 +44,7 @@ class Telemetry:
         self._tier_bytes = Gauge("kvquilt_kv_bytes", "KV in a tier's memory", ("tier",), registry=self.registry)
         self._evictions = self._counter("kvquilt_kv_evictions", "What had to leave a tier for something else", "tier")
         self._drops = self._counter("kvquilt_tier_drops", "What left a tier because its document changed", "tier")
+        self.receipts_closed = self._counter("kvquilt_receipts_closed", "Deletion receipts that this replica closed")
         self.tail_contact = Gauge(
             "kvquilt_tail_contact_seconds", "Since the broker last answered the tail of commits", registry=self.registry
         )
