@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from ingest import run_backfill
+from ingest import plan_prune, run_backfill
 from ingest.sources import survey
 from schemas.errors import InputError
 from schemas.ids import packed_version
 from schemas.settings import load_settings
 from stores.fakes import with_faults
 from stores.topics import read_all
-from tests.ingest.backfilling import WRITTEN_S, backfill, jsonl, messages, parquet
+from tests.ingest.backfilling import WRITTEN_S, backfill, jsonl, messages, parquet, written
 from tests.ingest.tiny import make_tiny_model, text
 from tests.ingest.world import document
 
@@ -168,3 +168,14 @@ def test_run_backfill_with_real_models_and_a_real_topic(memory_broker, tmp_path)
     assert len(artifacts) >= 20
     assert run_backfill(settings, survey([file])).repeated == 20
     assert set((tmp_path / "data" / "blobs").rglob("*.safetensors")) == artifacts
+
+    shorter = written(
+        jsonl(file, *[{"doc_id": f"a{n}", "content": text(n), "version": 1} for n in range(15)]), WRITTEN_S + 1
+    )
+    source = survey([shorter])
+    prune = plan_prune(settings, source, "default", ["*"])
+    assert (len(prune.heads), prune.n_owned) == (5, 20)
+    pruned = run_backfill(settings, source, prune=prune)
+    assert (pruned.superseded, pruned.pruned) == (15, 5)
+    assert len(set((tmp_path / "data" / "blobs").rglob("*.safetensors"))) < len(artifacts)
+    assert plan_prune(settings, source, "default", ["*"]).heads == ()
