@@ -5,7 +5,7 @@ from pathlib import Path
 SYLLABLES = [first + vowel for first in "bdfgklmnprst" for vowel in "aeiou"]
 
 
-def text(seed, n_sentences=3):
+def text(seed: int, n_sentences: int = 3) -> str:
     """Sentences of made-up words; equal seeds, equal text."""
     import numpy as np
 
