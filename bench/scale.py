@@ -28,7 +28,7 @@ from schemas.ids import canonical_bytes
 from schemas.settings import BlobSettings, IngestSettings, KafkaSettings, QdrantSettings, Settings
 from stores.index_server import IndexServer
 from stores.memory_index import MemoryIndex
-from stores.topics import Message, Publisher, ensure_topics, lag
+from stores.topics import Message, Publisher, ensure_topics
 from stores.vectors import open_index
 
 PARTITIONS = 8
@@ -64,8 +64,12 @@ def _prefill_rate(bootstrap: str, folder: Path, n: int, n_documents: int, model_
         with members, Publisher(kafka) as publisher:
             start = time.perf_counter()
             publisher.publish_many(kafka.commits_topic, records)
-            _until(lambda: n_documents - lag(kafka, kafka.group_of("prefill"), kafka.commits_topic), n_documents, 0.25)
+            _until(lambda: _servable(index), n_documents, 0.1)
             return n_documents / (time.perf_counter() - start)
+
+
+def _servable(index: MemoryIndex) -> int:
+    return sum(all(point.kv_ready for point in index.chunks(head.document)) for head in index.documents())
 
 
 def _indexed(settings: Settings, index: MemoryIndex, n_documents: int) -> list[tuple[bytes, bytes, tuple[()]]]:
