@@ -170,9 +170,7 @@ def test_two_processes_with_one_instance_id_are_told_apart_and_the_first_one_sto
     until(lambda: two.joined, two)
     with pytest.raises(TopicError):
         one.commit(one.position())
-    with pytest.raises(
-        SettingsError, match=r"kafka\.group_instance_id: another process of group .* is called 'a'"
-    ):
+    with pytest.raises(SettingsError, match=r"kafka\.group_instance_id: another process of group .* is called 'a'"):
         until(lambda: False, one)
 
 
