@@ -36,7 +36,7 @@ class Served:
                 "kafka": {"bootstrap": "nowhere:9092"},
                 "qdrant": {"url": ":memory:serve-real"},
                 "model": {"name": str(model), "dtype": "float32"},
-                "serve": {"port": 0, "prefix_cache_bytes": 0},  # what is asked is how artifacts are used
+                "serve": {"port": 0, "prefix_cache_bytes": 0, "host_tier_bytes": 0},  # artifacts are read every time
             }
         )
         generation = resolve_generation(self.settings).generation

@@ -236,7 +236,7 @@ def test_a_dead_letter_keeps_the_original_bytes(kafka, publisher, key, value):
 
 
 def test_commit_records_are_keyed_by_document(kafka, publisher):
-    """Compaction keeps the newest record per key: the key must name tenant and document, however they are spelled."""
+    """Compaction keeps the newest record per key: the key names tenant, document and generation, however spelled."""
     record = CommitRecord(
         tenant="t:1",
         doc_id='a"/é',
@@ -248,7 +248,7 @@ def test_commit_records_are_keyed_by_document(kafka, publisher):
     )
     publisher.commit_record(kafka, record)
     (message,) = read_all(kafka, kafka.commits_topic)
-    assert message.key == '["t:1","a\\"/é"]'.encode()
+    assert message.key == '["t:1","a\\"/é","g"]'.encode()
     assert CommitRecord.from_bytes(message.value) == record
 
 
