@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,20 +16,23 @@ if TYPE_CHECKING:
     from engine.selection import SelectionContext
 
 SHALLOWEST, DEEPEST = 1 / 3, 0.8  # of the depth: below, attention is local; above, it serves the next token
+LARGEST_BLOCK, FEWEST_BLOCKS = 16, 32
 
 
 class ClosurePolicy:
-    """Runs of 16 tokens by the question's attention at all middle layers; over fused rows single tokens. Ours.
+    """Short runs of tokens by the question's attention at all middle layers; over fused rows single tokens. Ours.
 
         score(t) = mean over layers l, from a third to four fifths of the depth, of ‖ mean over heads of A^l[h, :, t] ‖₂
-        rows without context: a(b) = Σ score over block b; the block worth most is taken, until the budget is spent;
-                              worth(b) = a(b) · (1 + run_bonus, if the block before it is taken)
-        fused rows:           the tokens with the highest scores
+        stale rows:  a(b) = Σ score over block b; the block worth most is taken, until the budget is spent;
+                     worth(b) = a(b) · (1 + run_bonus, if the block before it is taken)
+                     blocks of 16 tokens, or as many fewer as it takes for the budget to pay for 32 of them
+        fused rows:  the tokens with the highest scores
 
     Why: a token repaired alone reads stale neighbours, and importance is not repairability (arXiv 2609.17983); rows
     that were computed behind chunks like those of their prompt are not stale enough for that to matter, and blocks
-    would only spend on words that nobody asked about. `infoflow` scores at three or four layers; which tokens matter
-    differs by layer, and the mean over all middle ones chooses better on every set (docs/results), for the same pass.
+    would only spend on words that nobody asked about. A small budget in large pieces misses most of what was asked.
+    `infoflow` scores at three or four layers; which tokens matter differs by layer, and the mean over all middle ones
+    chooses better (docs/log.md), for nearly the same pass.
 
     Options from which an earlier form was made, all measured worse as defaults (docs/log.md): `heads` takes every
     chunk's head block first, as EPIC does; `floor` gives every chunk so many tokens; `balance` divides the scores of
@@ -58,10 +62,10 @@ class ClosurePolicy:
         fitted: bool = False,
         balance: float = 0.0,
     ) -> None:
-        """`layers` other than the middle ones; `block` other than 16, or than 1 over fused rows; the rest as above."""
-        self._layers, self._balance, self._single_if_fused = layers, balance, block is None
+        """`layers` other than the middle ones; `block` of any size, also over fused rows; the rest as above."""
+        self._layers, self._balance, self._fitting = layers, balance, block is None
         worth, reads = (_fitted_worth, _fitted_reads) if fitted else (None, None)
-        bonus, size = 0.0 if fitted else run_bonus, 16 if block is None else block
+        bonus, size = 0.0 if fitted else run_bonus, LARGEST_BLOCK if block is None else block
         self._rule = BlockRule(size=size, heads=heads, floor=floor, run_bonus=bonus, worth=worth, reads=reads)
 
     def score(self, context: SelectionContext) -> torch.Tensor:
@@ -79,9 +83,15 @@ class ClosurePolicy:
         n = n_tokens_of(context, budget)
         if not n:
             return torch.empty(0, dtype=torch.int64)
-        if context.fused and self._single_if_fused:
+        if context.fused and self._fitting:
             return top_tokens(self.score(context), context.eligible, n)
-        return spend_on_blocks(self.score(context), context.chunks, n, self._rule)
+        rule = replace(self._rule, size=block_for(n)) if self._fitting else self._rule
+        return spend_on_blocks(self.score(context), context.chunks, n, rule)
+
+
+def block_for(n_tokens: int) -> int:
+    """Size of the blocks of which a budget of so many tokens pays for 32; at most `LARGEST_BLOCK`."""
+    return min(max(n_tokens // FEWEST_BLOCKS, 1), LARGEST_BLOCK)
 
 
 def middle_layers(n_layers: int) -> tuple[int, ...]:

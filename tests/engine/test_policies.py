@@ -11,7 +11,7 @@ from engine.model import Model
 from engine.passes import Enough, PassMemo, PassRows
 from engine.plan import Plan, PlannedChunk, plan_prompt
 from engine.policies import POLICIES, Policy, create_policy
-from engine.policies.closure import middle_layers
+from engine.policies.closure import block_for, middle_layers
 from engine.rows import Base
 from engine.scoring import MEAN, NORM, SUM, Reduction, ScoringRows
 from engine.selection import SelectionContext
@@ -289,11 +289,16 @@ def test_closure_takes_runs_of_stale_rows_and_single_tokens_of_fused_ones(llama:
     assert llama.select(plan, base, create_policy("closure"), 0.2, fused=True).equal(
         llama.select(plan, base, tokens, 0.2)
     )
-    stale = llama.select(plan, base, create_policy("closure"), 0.2)
+    runs_of_16 = create_policy("closure", block=16)
+    stale = llama.select(plan, base, runs_of_16, 0.2)
     runs = int((stale.diff() > 1).sum()) + 1
     assert runs <= 3, "25 tokens are two blocks of 16, the second one cut, or three where one is a chunk's short end"
-    named = create_policy("closure", block=16)
-    assert llama.select(plan, base, named, 0.2, fused=True).equal(stale), "a block size that is named holds"
+    assert llama.select(plan, base, runs_of_16, 0.2, fused=True).equal(stale), "a block size that is named holds"
+
+
+def test_closure_spends_a_small_budget_in_small_pieces() -> None:
+    """28 tokens in blocks of 16 were two places of six short passages, and worse than any other choice."""
+    assert [block_for(n) for n in (1, 28, 64, 182, 550, 5000)] == [1, 1, 2, 5, 16, 16]
 
 
 EVERY = [("cacheblend", {}), ("cacheblend", {"mode": "gradual"}), ("fusionrag", {}), ("fusionrag", {"group": 4})]
