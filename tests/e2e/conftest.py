@@ -110,10 +110,12 @@ def tiny_model(tmp_path_factory, quiet_environment):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, quiet_environment):
-    """Everything running over the packaged models, in float32 so that equal sums give equal answers."""
-    with Up(
-        tmp_path_factory.mktemp("world") / "data", "--set", "model.dtype=float32", "--set", "serve.prefix_cache_bytes=0"
-    ) as up:
+    """Everything running over the packaged models, in float32 so that equal sums give equal answers.
+
+    Nothing is kept in memory between questions: what is asked is what the stores hold.
+    """
+    flags = ("model.dtype=float32", "serve.prefix_cache_bytes=0", "serve.host_tier_bytes=0")
+    with Up(tmp_path_factory.mktemp("world") / "data", *(part for flag in flags for part in ("--set", flag))) as up:
         world = World(up, up.wait_ready())
         yield world
         world.close()
