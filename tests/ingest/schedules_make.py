@@ -27,6 +27,13 @@ WORDS = [
     "harbour",
 ]
 MAX_ATTEMPTS = 3  # of a store call, in the world's settings
+# Where one actor's effect meets another's: more often than the rest.
+OFTEN = {
+    "index": ("heads.upsert", "chunks.upsert", "delete", "chunks.delete"),
+    "prefill": ("put_new", "put_new", "put_new", "put_new", "chunks.set_payload", "heads.retrieve"),
+    "question": ("heads.retrieve",),
+}
+_APART = 10  # between the versions that are planned: room for those that come up meanwhile
 _DEEP = 2  # runs within calls of runs; the innermost have no deeds
 
 
@@ -88,8 +95,26 @@ class Schedule:
         self._act("reconcile", self._world.reconcile)
 
     def _move_on(self) -> None:
-        self._publish(2)
+        if self._rng.random() < 0.5:
+            self._publish(2)
+        else:
+            self._change()
         self._index()
+
+    def _change(self) -> None:
+        """One of the documents that are there gets another version, or is deleted."""
+        rng, truth = self._rng, self._world.truth
+        if truth.contents:
+            document = rng.choice(list(truth.contents))
+            content = None if rng.random() < 0.3 else rng.choice(self._texts)
+            version = max(truth.contents[document]) + 1
+            self._world.publish(document.doc_id, version + (version % _APART == 0), content)
+
+    def _overtake(self) -> None:
+        """Other processes of both pipelines do all that there is, and more comes."""
+        self._change()
+        self._world.run_index()
+        self._world.run_prefill()
 
     def _act(self, actor: str, run: Callable[[dict[tuple[str, int], Deed]], bool]) -> None:
         """Run an actor; within one of its own calls only where there are zombies."""
@@ -105,8 +130,9 @@ class Schedule:
             return {}
         deeds: dict[tuple[str, int], Deed] = {}
         for _ in range(rng.choice((1, 2, 2, 3))):
-            call, at = rng.choice(CALLS[actor]), rng.choice((1, 1, 1, 2, 2, 3, 4, 6))
-            kind = rng.choices((CRASH, CRASH_AFTER, ERROR, NO_REPLY, TORN, MEANWHILE), (2, 2, 2, 3, 1, 5))[0]
+            call, at = rng.choice(CALLS[actor] + OFTEN.get(actor, ())), rng.choice((1, 1, 1, 2, 2, 3, 4, 6))
+            meanwhile = 12 if self.zombies else 5
+            kind = rng.choices((CRASH, CRASH_AFTER, ERROR, NO_REPLY, TORN, MEANWHILE), (2, 2, 2, 3, 1, meanwhile))[0]
             if kind == MEANWHILE:
                 deeds[call, at] = Deed(kind, self._meanwhile())
             elif kind in (ERROR, NO_REPLY):
@@ -117,8 +143,8 @@ class Schedule:
 
     def _meanwhile(self) -> Callable[[], None]:
         """A document moves on, the other pipeline catches up, somebody asks: while an actor waits in a call."""
-        doings = (self._move_on, self._index, self._prefill, self._ask, self._reconcile)
-        chosen = self._rng.choices(doings, (5, 3, 3, 3, 1), k=2)
+        doings = (self._move_on, self._index, self._prefill, self._ask, self._reconcile, self._overtake)
+        chosen = self._rng.choices(doings, (5, 3, 3, 3, 1, 8 if self.zombies else 0), k=2)
 
         def act() -> None:
             for doing in chosen:
@@ -150,7 +176,7 @@ def events(rng: random.Random) -> list[tuple[str, int, str | None]]:
     found = []
     for doc_id in ("a", "bb", "c")[: rng.choice((1, 2, 2, 3))]:
         pool = [_paragraph(rng, doc_id, n) for n in range(4)]
-        for version in range(1, rng.choice((2, 3, 4, 4))):
+        for version in range(_APART, _APART * rng.choice((2, 3, 4, 4)), _APART):
             content = None if rng.random() < 0.3 else "\n\n".join(rng.sample(pool, rng.choice((1, 1, 2, 3))))
             found += [(doc_id, version, content)] * rng.choice((1, 1, 1, 2))
     order = sorted(range(len(found)), key=lambda place: place + rng.choice((0, 0, 1, 3, 8)) * rng.random())
