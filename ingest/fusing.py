@@ -65,6 +65,8 @@ def _fuse_document(parts: PrefillParts, document: DocumentKey, version: int) -> 
         return
     gone = _gone(parts, points)
     forget(parts, gone, "neighbour", again=False)
+    # the same chunk of another document gives the same name: it is to be put again
+    there -= {point.fusion.kv_key for point in gone if point.fusion is not None}
     for point in points:
         kept = None if point in gone else point.fusion
         whole = kept is not None and kept.ready and kept.kv_key in there

@@ -40,11 +40,16 @@ NOBODY = DocumentKey("-", "-")  # of no document in particular
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that must not be."""
+    """One thing that must not be.
+
+    Attributes:
+        drift: that a process which was killed, or cut off and then killed, may leave behind: reconcile repairs it.
+    """
 
     kind: Kind
     document: DocumentKey
     what: str
+    drift: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.document}: {self.what}"
@@ -103,7 +108,7 @@ def _kv(stores: Stores, document: DocumentKey, points: Sequence[IndexedChunk]) -
     for point in points:
         where = f"chunk {point.chunk.ordinal} of version {point.chunk.version}"
         if not point.kv_ready:
-            yield Fault(Kind.LOST, document, f"{where} is not marked as having KV")
+            yield Fault(Kind.LOST, document, f"{where} is not marked as having KV", drift=True)
         fused = [point.fusion] if point.fusion is not None and point.fusion.ready else []
         forms = [(point.kv_key, ())] + [(one.kv_key, tuple(n.kv_key for n in one.neighbours)) for one in fused]
         for key, neighbours in forms:
@@ -112,7 +117,7 @@ def _kv(stores: Stores, document: DocumentKey, points: Sequence[IndexedChunk]) -
                     document, key, fingerprint=fingerprint, token_sha256=point.chunk.token_digest, neighbours=neighbours
                 )
             except ArtifactMiss as miss:
-                yield Fault(Kind.LOST, document, f"{where} has no KV that can be used: {miss}")
+                yield Fault(Kind.LOST, document, f"{where} has no KV that can be used: {miss}", drift=True)
 
 
 def _orphans(stores: Stores, heads: dict[DocumentKey, Head], tenant: str | None) -> Iterator[Fault]:
@@ -122,7 +127,7 @@ def _orphans(stores: Stores, heads: dict[DocumentKey, Head], tenant: str | None)
             head = heads.get(point.document)
             if head is None or not head.live or head.version != point.version:
                 now = "no head" if head is None else f"head {head.version} {head.state}"
-                yield Fault(Kind.ORPHAN, point.document, f"a point of version {point.version} ({now})")
+                yield Fault(Kind.ORPHAN, point.document, f"a point of version {point.version} ({now})", drift=True)
                 continue
             names.setdefault((point.document.tenant_digest, point.document.digest), set()).update(point.names)
     tenant_digest = None if tenant is None else DocumentKey(tenant, "-").tenant_digest
@@ -130,16 +135,16 @@ def _orphans(stores: Stores, heads: dict[DocumentKey, Head], tenant: str | None)
     for folder, keys in stores.kv.folders(tenant_digest).items():
         document = known.get(folder, DocumentKey(folder[0][:8], folder[1][:8]))
         for key in set(keys) - names.get(folder, set()):
-            yield Fault(Kind.ORPHAN, document, f"artifact {key[:12]} that no live point names")
+            yield Fault(Kind.ORPHAN, document, f"artifact {key[:12]} that no live point names", drift=True)
     for document in heads:
         if staged := stores.kv.staged(document):
-            yield Fault(Kind.ORPHAN, document, f"{staged} files of killed writers")
+            yield Fault(Kind.ORPHAN, document, f"{staged} files of killed writers", drift=True)
         for chunk in stores.index.fused_with(document):
             for one in chunk.fusion.neighbours if chunk.fusion is not None else ():
                 head = heads.get(one.document)
                 if head is None or not head.live or head.version != one.version:
                     what = f"fused KV of {chunk.chunk.document} made with version {one.version} of this"
-                    yield Fault(Kind.ORPHAN, one.document, what)
+                    yield Fault(Kind.ORPHAN, one.document, what, drift=True)
 
 
 def receipts(stores: Stores, heads: dict[DocumentKey, Head]) -> Iterator[Fault]:
@@ -149,9 +154,11 @@ def receipts(stores: Stores, heads: dict[DocumentKey, Head]) -> Iterator[Fault]:
         complete = {name.version for name in kept if name.stage is None}
         for name in kept:
             if name.stage is not None:
-                yield Fault(Kind.RECEIPT, document, f"the deletion of version {name.version} is open ({name.stage})")
+                said = f"the deletion of version {name.version} is open ({name.stage})"
+                yield Fault(Kind.RECEIPT, document, said, drift=True)
         if not head.live and head.version not in complete:
-            yield Fault(Kind.RECEIPT, document, f"version {head.version} is deleted and has no complete receipt")
+            said = f"version {head.version} is deleted and has no complete receipt"
+            yield Fault(Kind.RECEIPT, document, said, drift=True)
 
 
 def untrue(stores: Stores, document: DocumentKey, version: int) -> list[Fault]:

@@ -20,8 +20,6 @@ from schemas.events import VERSION_HEADER, EventBody, message_key
 from schemas.ids import DocumentKey
 from stores.topics import read_all
 
-REPAIRED = (Kind.ORPHAN, Kind.RECEIPT)  # what a process leaves that dies after it was given up is for reconcile
-
 
 @dataclass
 class Result:
@@ -63,8 +61,8 @@ def run(rig: Rig, seed: int, broker_restarts: float) -> Result:
     result.faults += asking.faults
     result.questions, result.cached, result.refused = asking.answered, asking.cached, asking.refused
     found = audit.audit(rig.stores, truth, tenant)
-    result.left_for_reconcile = sum(fault.kind in REPAIRED for fault in found)
-    result.faults += [fault for fault in found if fault.kind not in REPAIRED]
+    result.left_for_reconcile = sum(fault.drift for fault in found)
+    result.faults += [fault for fault in found if not fault.drift]
     if result.left_for_reconcile:
         reconcile(rig, tenant)
         result.faults += [

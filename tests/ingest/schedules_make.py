@@ -37,10 +37,6 @@ _APART = 10  # between the versions that are planned: room for those that come u
 _DEEP = 2  # runs within calls of runs; the innermost have no deeds
 
 
-# What a process leaves behind that was cut off and then died is for reconcile; one that lives cleans up behind itself.
-REPAIRED = (Kind.ORPHAN, Kind.RECEIPT)
-
-
 @dataclass
 class Schedule:
     """One schedule over one world. Equal seeds do the same.
@@ -161,7 +157,9 @@ def judged(
     world = world_of(schedule.neighbours)
     try:
         schedule.run(world)
-        faults = world.faults + [fault for fault in world.audit() if not (world.n_cut_off and fault.kind in REPAIRED)]
+        faults = [fault for fault in world.faults if not (schedule.zombies and fault.kind is Kind.RECEIPT)]
+        # A process that was cut off and lives cleans up behind itself; what one leaves that dies is for reconcile.
+        faults += [fault for fault in world.audit() if not (world.n_cut_off and fault.drift)]
         world.reconcile()
         world.drain()
         faults += [fault for fault in world.audit() if fault not in faults]

@@ -369,3 +369,27 @@ def test_a_fused_artifact_is_not_taken_for_one_of_pass_1(world):
             fingerprint=world.prefill_parts.generation.fingerprint.digest,
             token_sha256=point.chunk.token_digest,
         )
+
+
+def test_an_artifact_that_is_forgotten_and_chosen_again_at_once_is_put_again():
+    """Its name is of the neighbours' token ids: a copy of a deleted neighbour in another document gives the same one.
+
+    The point said that it was there, by a list that was made before it was deleted.
+    """
+    world = World(neighbours=1)
+    ingest(world, a=DOCUMENTS["a"], copy=DOCUMENTS["a"], b=DOCUMENTS["b"])
+    (used,) = {one.document.doc_id for point in points_of(world, "b") for one in point.fusion.neighbours} - {"b"}
+    fused_before = {point.fusion.kv_key for point in points_of(world, "b")}
+    world.change(DOCUMENTS["b"], 1, doc_id="b")
+    world.index()
+    world.change(None, 2, doc_id=used)
+    publisher = with_faults(world.publisher, CrashPoint("publish_many", fault=SimulatedCrash()))
+    with pytest.raises(SimulatedCrash):
+        world.index(replace(world.index_parts, publisher=publisher))
+    world.prefill()  # of b, when the head of its neighbour says deleted and no record does
+    assert {point.fusion.kv_key for point in points_of(world, "b")} == fused_before
+    assert fused_before <= set(world.kv.keys(document("b")))
+    world.index()
+    world.prefill()
+    assert_lineage(world)
+    world.close()
