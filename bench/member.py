@@ -88,7 +88,7 @@ def main(told: dict[str, Any]) -> None:
     threading.Thread(target=_kill_at_the_end, args=(pids,), daemon=True).start()
     for _ in pids:
         pid, status = os.wait()
-        print(f"ended {pid} {os.waitstatus_to_exitcode(status)}", flush=True)
+        _say(f"ended {pid} {os.waitstatus_to_exitcode(status)}")
 
 
 def _kill_at_the_end(pids: list[int]) -> None:
@@ -104,7 +104,7 @@ def _forked(told: dict[str, Any]) -> int:
     try:
         _run(told)
     except BaseException as error:
-        print(f"failed {os.getpid()} {error!r}", flush=True)
+        _say(f"failed {os.getpid()} {error!r}")
         return 1
     return 0
 
@@ -137,7 +137,12 @@ def _say_when_reading() -> None:
 
     while (why := health.not_ready()) is not None and "catching up" not in why:
         time.sleep(0.05)
-    print(f"reading {os.getpid()}", flush=True)
+    _say(f"reading {os.getpid()}")
+
+
+def _say(line: str) -> None:
+    """One write for the whole line: several processes have this pipe."""
+    os.write(1, f"{line}\n".encode())
 
 
 if __name__ == "__main__":
