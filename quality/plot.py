@@ -1,4 +1,4 @@
-"""The plot as SVG, written by hand: quality against budget, and quality against time to the first token."""
+"""The plot as SVG, written by hand: quality against what is repaired, and quality against time to the first token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,20 @@ from quality.report import Report, Row
 
 _WIDTH, _HEIGHT, _PANEL = 1040, 420, 400  # of the picture, and the width of a panel
 _LEFT, _TOP, _TALL = 70, 50, 300
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#ee8866", "#44bb99")
+SHARE = "repaired_share"  # not the budget: some policies have their own idea of how much that is
+_COLOURS = (
+    "#4477aa",
+    "#ee6677",
+    "#228833",
+    "#ccbb44",
+    "#66ccee",
+    "#aa3377",
+    "#777777",
+    "#ee8866",
+    "#44bb99",
+    "#332288",
+    "#000000",
+)
 
 
 @dataclass(frozen=True)
@@ -33,18 +46,22 @@ def svg(report: Report, set_name: str) -> str:
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
     high = max(high, low + 1)
     longest = max((float(row["ttft_s"]) for row in rows), default=1.0)
-    largest = max((float(row["budget"]) for row in rows), default=0.2) or 0.2
+    largest = max((_at(row, SHARE) for row in rows), default=0.2) or 0.2
     panels = [
-        _panel("budget (share of chunk tokens repaired)", "budget", rows, largest, (low, high), nothing, 0),
+        _panel("share of chunk tokens repaired", SHARE, rows, largest, (low, high), nothing, 0),
         _panel("median seconds to the first token", "ttft_s", rows, longest, (low, high), nothing, 1),
     ]
-    legend = _legend(_lines(rows, "budget"))
+    legend = _legend(_lines(rows, SHARE))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT + 18 * len(_lines(rows, "budget"))}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT + 18 * len(_lines(rows, SHARE))}" '
         f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
         f'<text x="{_LEFT}" y="24" font-size="15">KL(full ‖ method), {escape(set_name)}: lower is better</text>'
         f"{''.join(panels)}{legend}</svg>\n"
     )
+
+
+def _at(row: Row, field: str) -> float:
+    return float(row[field] or 0.0)
 
 
 def _lines(rows: Sequence[Row], field: str) -> list[_Line]:
@@ -55,7 +72,7 @@ def _lines(rows: Sequence[Row], field: str) -> list[_Line]:
     for variant in variants:
         for number, policy in enumerate(policies):
             members = [row for row in rows if row["variant"] == variant and (row["policy"], row["options"]) == policy]
-            points = sorted((float(row[field]), max(float(row["kl"]), 1e-6)) for row in members)
+            points = sorted((_at(row, field), max(float(row["kl"]), 1e-6)) for row in members)
             if points:
                 name = f"{variant}: {' '.join(policy).strip()}"
                 lines.append(_Line(name, points, _COLOURS[number % len(_COLOURS)], variants.index(variant) > 0))
@@ -86,7 +103,7 @@ def _panel(
     for step in range(5):
         x, _ = at(longest * step / 4, 10.0**low)
         value = longest * step / 4
-        label = f"{value:.0%}" if field == "budget" else f"{value:.2f}"
+        label = f"{value:.0%}" if field == SHARE else f"{value:.2f}"
         parts.append(f'<text x="{x}" y="{_TOP + _TALL + 16}" text-anchor="middle">{label}</text>')
     parts.append(f'<text x="{left + _PANEL / 2}" y="{_TOP + _TALL + 36}" text-anchor="middle">{title}</text>')
     for value in nothing:
