@@ -88,6 +88,8 @@ def confirm(parts: Stores, record: CommitRecord, message: Message | None = None)
     replicas = parts.retry(lambda: parts.replicas.live(), "looking for serving replicas")
     if any(found.values()) or any(left.values()) or replicas:
         _note(parts, document, version, record.event_ms, Stage.PREFILL, found, left, message)
+        if (closed := _complete(parts, document, version)) is not None:  # by another process, meanwhile
+            return closed
     return close(parts, document, version, left, prefill_passed=True)
 
 

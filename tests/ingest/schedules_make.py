@@ -30,7 +30,10 @@ MAX_ATTEMPTS = 3  # of a store call, in the world's settings
 # Where one actor's effect meets another's: more often than the rest.
 OFTEN = {
     "index": ("heads.upsert", "chunks.upsert", "delete", "chunks.delete"),
-    "prefill": ("put_new", "put_new", "put_new", "put_new", "chunks.set_payload", "heads.retrieve"),
+    "prefill": (
+        *("put_new", "put_new", "put_new", "put_new", "chunks.set_payload", "heads.retrieve"),
+        *("publish_many", "chunks.delete"),
+    ),
     "question": ("heads.retrieve",),
 }
 _APART = 10  # between the versions that are planned: room for those that come up meanwhile

