@@ -16,6 +16,8 @@ from bench.chaos.audit import Fault
 from bench.chaos.truth import HeadLog, Truth
 from schemas.ids import DocumentKey
 
+_PAUSE_S = 0.03  # between questions: the pipelines want the processor too
+
 
 class Asking:
     """Asks in a thread while the block runs.
@@ -58,6 +60,7 @@ class Asking:
                 self._stop.wait(0.05)
                 continue
             self.judge(answer.json(), begin, time.monotonic())
+            self._stop.wait(_PAUSE_S)
 
     def judge(self, answer: dict[str, Any], begin: float, end: float) -> None:
         """Look at every chunk of an answer."""

@@ -15,7 +15,7 @@ from tests.ingest.schedules_make import judged
 SCHEDULES = 2_000
 PART = 250
 
-# Few schedules get there, or none: chunks announced to be fused anew, old points that PREFILL finds, reconcile's repairs.
+# Few schedules get there, or none: chunks announced to be fused anew, old points that PREFILL finds, repairs.
 RARE = {
     "index": (),
     "prefill": ("publish_many", "chunks.delete", "chunks.query_points", "view"),
