@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from ingest.batching import Waves
 from ingest.chunking import Chunker
 from ingest.fakes import DIM, FakePrefiller, WordTokenizer, fake_generation
 from ingest.siblings import carry_tombstones
@@ -12,7 +11,7 @@ from serve.parts import Parts
 from serve.receipts import receipt_of
 from stores.generations import GenerationStore
 from stores.kv_store import KvStore
-from tests.ingest.world import World, document
+from tests.ingest.world import World, document, run_steps
 
 NEW = fake_generation(chunk_max_tokens=32)
 
@@ -81,17 +80,7 @@ class TwoGenerations(World):
         reader = self.topics.reader(topic, f"pipeline of {parts.generation.name}")
         if repeat:
             reader.seek({})
-        ended = []
-        while messages := reader.poll(self.settings.ingest.batch_documents, 0):
-            waves = Waves()
-            for message in messages:
-                waves.add(parse_message(message))
-            for batch in waves.drain():
-                for step in steps:
-                    batch = step(parts, batch)
-                ended += batch
-            reader.commit(reader.position())
-        return ended
+        return run_steps(reader, parse_message, steps, parts, self.settings.ingest.batch_documents)
 
     def close(self):
         for lease in self.leases:

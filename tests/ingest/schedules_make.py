@@ -8,24 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.chaos.audit import Fault, Kind
+from bench.chaos.schedule import WORDS
 from schemas.ids import DocumentKey
 from tests.ingest.schedules_faults import CALLS, CRASH, CRASH_AFTER, ERROR, MEANWHILE, NO_REPLY, TORN, Deed
 from tests.ingest.schedules_world import ScheduleWorld
 
-WORDS = [
-    "lamp",
-    "door",
-    "river",
-    "stone",
-    "wheel",
-    "garden",
-    "bridge",
-    "paper",
-    "winter",
-    "copper",
-    "engine",
-    "harbour",
-]
 MAX_ATTEMPTS = 3  # of a store call, in the world's settings
 # Where one actor's effect meets another's: more often than the rest.
 OFTEN = {

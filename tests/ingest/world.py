@@ -28,6 +28,21 @@ def document(doc_id="d", tenant="default"):
     return DocumentKey(tenant, doc_id)
 
 
+def run_steps(reader, parse_message, steps, parts, limit):
+    """What the runner does with a pipeline's steps, batch by batch until the topic is empty; the works that ended."""
+    ended = []
+    while messages := reader.poll(limit, 0):
+        waves = Waves()
+        for message in messages:
+            waves.add(parse_message(message))
+        for batch in waves.drain():
+            for step in steps:
+                batch = step(parts, batch)
+            ended += batch
+        reader.commit(reader.position())
+    return ended
+
+
 class World:
     """Everything outside the pipelines; `index()` and `prefill()` do what one run of each does."""
 
@@ -91,17 +106,7 @@ class World:
         reader = self.topics.reader(topic, "pipeline")
         if repeat:
             reader.seek({})
-        ended = []
-        while messages := reader.poll(self.settings.ingest.batch_documents, 0):
-            waves = Waves()
-            for message in messages:
-                waves.add(parse_message(message))
-            for batch in waves.drain():
-                for step in steps:
-                    batch = step(parts, batch)
-                ended += batch
-            reader.commit(reader.position())
-        return ended
+        return run_steps(reader, parse_message, steps, parts, self.settings.ingest.batch_documents)
 
     def dead_letters(self):
         return [
