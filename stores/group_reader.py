@@ -4,9 +4,13 @@ What kafka-python does not do by itself, and this does:
 
 - A member must poll, or the whole group waits for it at the next rebalance. Effects take longer than that, so a thread
   polls with everything paused while nobody else does (`_keep`).
+- A join that the broker answers while nobody polls is thrown away and begun anew (kafka-python 3.0.12,
+  `join_group_async`): a reader that polls for a moment and then works for a while never joins, and no one else in its
+  group does. So a poll does not end within a join.
 - Partitions that are to go to another member leave in two steps (cooperative rebalancing). The second step is held
   back for `HAND_OVER_MS`, until the effects of what was read of them are done and committed (`leaving`, `release`):
-  so nothing is done twice where that is enough.
+  so nothing is done twice where that is enough. A poll of kafka-python can run through both steps; only an exception
+  of the listener ends it between them (`_HandOver`).
 - A member that was thrown out still tells the group that it has its partitions (the assignor remembers them): it must
   forget them, or it is given back what others read by then.
 
@@ -51,7 +55,9 @@ MAX_POLL_INTERVAL_MS = 60_000  # how long a rebalance waits for a member that is
 METADATA_MAX_AGE_MS = 10_000  # partitions that are added to a topic are seen after so long
 IDLE_S = 10.0  # a member without partitions for so long says so
 KEEP_S = 0.5  # a member that was not polled for so long is polled by its own thread
-SLICE_MS = 50  # of a poll: a longer one could run through both steps of a rebalance
+SLICE_MS = 50  # of a poll: it ends soon after partitions have come
+JOIN_SLICE_MS = 500  # of one while a join is under way: the fewer, the less likely is the answer to come in between
+JOIN_S = 2.0  # how long a poll goes on at most because a join is under way
 
 _THROWN_OUT = (CommitFailedError, UnknownMemberIdError, IllegalGenerationError)
 
@@ -118,7 +124,8 @@ class GroupReader(PartitionReader):
         }
 
     def _start(self, partitions: tuple[int, ...]) -> None:
-        self._consumer.subscribe([self.topic], listener=_Listener(self._consumer, self._assignor, self._moves))
+        listener = _Listener(self._consumer, self._assignor, self._moves, self._closing)
+        self._consumer.subscribe([self.topic], listener=listener)
 
     @property
     def joined(self) -> bool:
@@ -156,11 +163,18 @@ class GroupReader(PartitionReader):
         super().close()
 
     def _poll(self, limit: int, timeout_ms: int) -> dict[Any, list[Any]]:
-        end = time.monotonic() + timeout_ms / 1000
+        began, slice_ms, wait_s = time.monotonic(), SLICE_MS, timeout_ms / 1000
         while True:
-            polled, moved = self._poll_slice(limit, max(0, min(SLICE_MS, int((end - time.monotonic()) * 1000))))
-            if polled or moved or time.monotonic() >= end:
+            left_ms = int((began + wait_s - time.monotonic()) * 1000)
+            polled, moved = self._poll_slice(limit, max(0, min(slice_ms, left_ms)))
+            joining = self._state() is MemberState.REBALANCING and not self._closing.is_set()
+            slice_ms = JOIN_SLICE_MS if joining else SLICE_MS
+            wait_s = max(JOIN_S if joining else 0.0, timeout_ms / 1000)
+            if polled or moved or time.monotonic() >= began + wait_s:
                 return polled
+
+    def _state(self) -> Any:
+        return self._consumer.group_metadata().state
 
     def _poll_slice(self, limit: int, timeout_ms: int) -> tuple[dict[Any, list[Any]], bool]:
         """What was read, and whether partitions came or went."""
@@ -184,9 +198,12 @@ class GroupReader(PartitionReader):
                 f"kafka.session_timeout_s: {self._kafka.session_timeout_s:g} is outside of what the broker allows "
                 "(group.min.session.timeout.ms, group.max.session.timeout.ms)"
             ) from error
+        except KafkaError as error:
+            if not isinstance(error.__cause__, _HandOver):
+                raise
         finally:
             self._settle()
-        self._joined = self._joined or self._consumer.group_metadata().state is MemberState.STABLE
+        self._joined = self._joined or self._state() is MemberState.STABLE
         self._say_idle()
         return polled, self._held is not before[0] or self._leaving is not before[1]
 
@@ -251,7 +268,7 @@ class GroupReader(PartitionReader):
                 continue
             try:
                 self._consumer.pause(*(self._tp(partition) for partition in self._held))
-                self._poll_slice(1, SLICE_MS)
+                self._poll(1, SLICE_MS)
                 self._note()
             except (KafkaError, KvquiltError) as error:  # said by the next poll, if it lasts
                 log.debug("keeping the place in group %s: %r", self.group, error)
@@ -268,13 +285,30 @@ class GroupReader(PartitionReader):
         )
 
 
+class _HandOver(Exception):  # noqa: N818 # no error
+    """Ends a poll between the two steps of a rebalance."""
+
+
+class _Quiet(logging.Filter):
+    """Takes the hand-over out of kafka-python's log, where it would stand as a failure of ours, with its traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to keep the record."""
+        return not (record.exc_info and isinstance(record.exc_info[1], _HandOver))
+
+
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-python has no types
     """Hears of partitions on kafka-python's thread, where nothing may wait; the reader settles it after its poll."""
 
     def __init__(
-        self, consumer: Any, assignor: CooperativeStickyAssignor, moves: deque[tuple[str, frozenset[int]]]
+        self,
+        consumer: Any,
+        assignor: CooperativeStickyAssignor,
+        moves: deque[tuple[str, frozenset[int]]],
+        closing: threading.Event,
     ) -> None:
-        self._consumer, self._assignor, self._moves = consumer, assignor, moves
+        self._consumer, self._assignor, self._moves, self._closing = consumer, assignor, moves, closing
+        logging.getLogger("kafka.coordinator.consumer").addFilter(_QUIET)  # the same one, which is added once
 
     def on_partitions_assigned(self, assigned: Collection[Any]) -> None:
         """Nothing is read before it is known where to start."""
@@ -282,13 +316,18 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-python
         self._moves.append(("coming", _numbers(assigned)))
 
     def on_partitions_revoked(self, revoked: Collection[Any]) -> None:
-        """The group has us until the next poll: offsets can still be committed."""
+        """The group has us until the next poll, so this one ends: offsets can still be committed."""
         self._moves.append(("leaving", _numbers(revoked)))
+        if not self._closing.is_set():
+            raise _HandOver
 
     def on_partitions_lost(self, lost: Collection[Any]) -> None:
         """We were thrown out, and others have them."""
         self._assignor.member_assignment = None
         self._moves.append(("lost", _numbers(lost)))
+
+
+_QUIET = _Quiet()
 
 
 def _numbers(partitions: Collection[Any]) -> frozenset[int]:
