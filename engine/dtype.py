@@ -1,4 +1,4 @@
-"""Which dtype `auto` means: the one that is fastest for full prefill on this machine, measured once and remembered."""
+"""Which dtype `auto` means: the one that is fastest for long inputs on this machine, measured once and remembered."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 from engine.models import remembered
 from schemas.ids import digest
-from schemas.settings import ModelSettings
+from schemas.settings import EmbedderSettings, ModelSettings
 
 CANDIDATES = ("float32", "bfloat16")  # float16 has no fast path on CPUs
 _TOKENS, _ROUNDS = 1024, 5
 
 
-def resolve_dtype(model: ModelSettings, folder: Path, cache: Path) -> str:
+def resolve_dtype(model: ModelSettings | EmbedderSettings, folder: Path, cache: Path) -> str:
     """The dtype's name. A GPU gets bfloat16; a CPU what is fastest for layers of this model's shape.
 
-    The measurement is kept per CPU, torch version and model shape: a dtype is part of every fingerprint and must
+    The measurement is kept per CPU, torch version and model shape: an LLM's dtype is part of every fingerprint and must
     not change from start to start. Machines that share a KV store should name the dtype in the settings.
     """
     if model.dtype != "auto":

@@ -137,7 +137,10 @@ _LOADING = threading.Lock()
 
 @memoised
 def _load(embedder: EmbedderSettings, cache: Path) -> Embedder:
+    import torch
     from sentence_transformers import SentenceTransformer
+
+    from engine.dtype import resolve_dtype
 
     identity = embedder_identity(embedder, cache)
     folder = embedder_folder(embedder.name)
@@ -146,7 +149,8 @@ def _load(embedder: EmbedderSettings, cache: Path) -> Embedder:
         model = SentenceTransformer(str(folder), device=device, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UnsupportedModelError(f"{embedder.name}: the embedder cannot be loaded: {error}") from error
-    return Embedder(model.eval(), identity, embedder.batch_size)
+    dtype: torch.dtype = getattr(torch, resolve_dtype(embedder, folder, cache))
+    return Embedder(model.to(dtype).eval(), identity, embedder.batch_size)
 
 
 def _dimension(folder: Path) -> int:

@@ -123,7 +123,8 @@ def load_subject(settings: Settings) -> Subject:
     model = load_model(settings.model, cache)
 
     def embed() -> tuple[Embed, str]:
-        embedder = load_embedder(settings.embedder, cache)
+        # float32 on every machine: who is whose neighbour must not hang on rounding
+        embedder = load_embedder(settings.embedder.model_copy(update={"dtype": "float32"}), cache)
         return embedder.embed, embedder.sha256
 
     return Subject(

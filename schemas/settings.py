@@ -98,6 +98,7 @@ class EmbedderSettings(_Section):
     """The text encoder: a sentence-transformers name or folder; `minilm` is the packaged default."""
 
     name: str = "minilm"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # not part of the generation: cosines over 0.9998
     device: str = "cpu"
     batch_size: int = Field(default=32, ge=1)
 
@@ -220,7 +221,7 @@ class PrefillSettings(_Section):
     company: Path | None = None  # a text file; None: the packaged text
     neighbours: int = Field(default=10, ge=1, le=64)
     max_changes_per_day: int = Field(default=4, ge=0, le=32)  # a document that changes more often is not fused
-    nice: int = Field(default=5, ge=0, le=19)  # how far its passes step back behind everything else on the machine
+    nice: int = Field(default=10, ge=0, le=19)  # how far its passes step back behind everything else on the machine
 
 
 class GenerationSettings(_Section):

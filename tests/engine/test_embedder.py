@@ -16,7 +16,7 @@ LONG = " ".join(f"Sentence number {n} is about {topic}." for n, topic in enumera
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Embedder:
-    return load_embedder(EmbedderSettings(), tmp_path_factory.mktemp("cache"))
+    return load_embedder(EmbedderSettings(dtype="float32"), tmp_path_factory.mktemp("cache"))
 
 
 def test_emb_01_a_long_text_is_embedded_in_windows_and_never_cut(embedder: Embedder) -> None:
@@ -67,6 +67,17 @@ def test_a_long_question_is_one_vector(embedder: Embedder) -> None:
     assert abs(float(np.linalg.norm(query)) - 1) < 1e-5
 
 
+def test_vectors_of_bfloat16_are_those_of_float32_for_every_purpose(tmp_path: Path, embedder: Embedder) -> None:
+    """The dtype is not part of the generation: one process may embed documents in one and questions in another."""
+    half = load_embedder(EmbedderSettings(dtype="bfloat16"), tmp_path)
+    texts = ["Cats purr when they are content.", "The tax is due in April.", LONG, "x"]
+    whole, rounded = np.concatenate(embedder.embed(texts)), np.concatenate(half.embed(texts))
+    assert rounded.dtype == np.float32
+    assert 0.9998 < float((whole * rounded).sum(1).min()) < 1 - 1e-7  # and it is another dtype
+    assert float(embedder.embed_query("owls") @ half.embed_query("owls")) > 0.9998
+    assert half.sha256 == embedder.sha256
+
+
 def test_no_texts_are_no_vectors(embedder: Embedder) -> None:
     assert embedder.embed([]) == []
 
@@ -74,7 +85,7 @@ def test_no_texts_are_no_vectors(embedder: Embedder) -> None:
 def test_the_vectors_are_those_of_sentence_transformers(tmp_path: Path, embedder: Embedder) -> None:
     """Same pooling, same special tokens: within fp32 rounding of the library's own `encode`."""
     texts = ["Cats purr when they are content.", "The tax is due in April."]
-    fresh = load_embedder.__globals__["_load"].__wrapped__(EmbedderSettings(), tmp_path)._model
+    fresh = load_embedder.__globals__["_load"].__wrapped__(EmbedderSettings(dtype="float32"), tmp_path)._model
     fresh.tokenizer.backend_tokenizer.enable_padding()
     theirs = np.stack([fresh.encode(text) for text in texts])
     np.testing.assert_allclose(np.concatenate(embedder.embed(texts)), theirs, atol=2e-6)
