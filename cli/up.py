@@ -13,6 +13,7 @@ from cli.context import Context
 from cli.embedded import embedded
 from cli.feeding import others_to_feed, settings_beside
 from cli.flags import settings_lines
+from cli.service import Service
 from cli.start import say_identity
 from cli.stop import stop_on_signals
 from schemas.errors import KvquiltError, StoreError, TopicError, UnsupportedModelError
@@ -21,7 +22,8 @@ from schemas.settings import Settings
 if TYPE_CHECKING:
     from serve import Parts
 
-WATCH_S = 1.0  # how often it is looked whether the broker lives
+WATCH_S = 1.0  # how often it is looked whether the broker lives, and, at first, whether all is ready
+READY_TIMEOUT_S = 5.0
 
 
 def up(context: Context) -> None:
@@ -53,17 +55,34 @@ def up(context: Context) -> None:
                 of = f"of generation {entry.name}"
                 workers.start(f"the index pipeline {of}", partial(run_index, adapted, stop, beside=entry.name))
                 workers.start(f"the prefill pipeline {of}", partial(_prefill, context, adapted, stop, entry.name))
+        ready = False
         while not stop.wait(WATCH_S):
             try:
                 own.check()
             except TopicError as error:
                 workers.fail(error)
+            if not ready and (ready := _ready(server.url)):
+                context.say(f"ready: ask at {server.url}, or with `kvquilt ask --url {server.url} QUESTION`")
         context.say("stopping: finishing what is open")
         server.stop()
         workers.join()
     if workers.failure is not None:
         raise workers.failure
     context.say("stopped")
+
+
+def _ready(url: str) -> bool:
+    """Whether the pipelines are ready, and the service."""
+    from ingest.health import not_ready
+
+    if not_ready() is not None:
+        return False
+    try:
+        with Service(url, timeout_s=READY_TIMEOUT_S) as service:
+            service.check_ready()
+    except KvquiltError:
+        return False
+    return True
 
 
 def _prefill(context: Context, settings: Settings, stop: threading.Event, beside: str = "") -> None:

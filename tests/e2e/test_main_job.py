@@ -25,6 +25,17 @@ def cited(answer, doc_id):
     return [citation for citation in answer["citations"] if citation["doc_id"] == doc_id]
 
 
+def test_up_says_once_when_all_is_ready_and_where_to_ask(world):
+    """Bug: its last line was that it listens, which it says long before the model is loaded; then nothing more."""
+
+    def said():
+        return [line for line in world.up.log.read_text().splitlines() if line.startswith("ready: ")]
+
+    until(said)
+    world.service.check_ready()
+    assert said() == [f"ready: ask at {world.running.url}, or with `kvquilt ask --url {world.running.url} QUESTION`"]
+
+
 def test_a_published_document_is_answered_from_its_kv(world):
     told = world.publish("larch.md", HUT.format(name="Larch Hut", code="4719"), "--version", "1")
     assert (told["published"], told["servable"]) == (1, 1)
