@@ -10,7 +10,7 @@ What kafka-python does not do by itself, and this does:
 - Partitions that are to go to another member leave in two steps (cooperative rebalancing). The second step is held
   back for `HAND_OVER_MS`, until the effects of what was read of them are done and committed (`leaving`, `release`):
   so nothing is done twice where that is enough. A poll of kafka-python can run through both steps; only an exception
-  of the listener ends it between them (`_HandOver`).
+  of the listener ends it between them (`HandOver`).
 - A member that was thrown out still tells the group that it has its partitions (the assignor remembers them): it must
   forget them, or it is given back what others read by then.
 
@@ -28,7 +28,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from kafka import KafkaAdminClient
-from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.errors import (
     CommitFailedError,
@@ -45,6 +44,7 @@ from schemas.errors import KvquiltError, SettingsError, TopicError
 from schemas.settings import KafkaSettings
 from stores.broker import EMBEDDED_CLUSTER
 from stores.clock import Clock
+from stores.group_moves import HandOver, Moves, MovesListener
 from stores.kafka_client import connection, kafka_errors
 from stores.partition_reader import ASK_TIMEOUT_MS, PartitionReader, Tenure
 
@@ -98,7 +98,7 @@ class GroupReader(PartitionReader):
 
     def __init__(self, kafka: KafkaSettings, topic: str, group: str, clock: Clock | None = None) -> None:
         self._assignor = CooperativeStickyAssignor()
-        self._moves: deque[tuple[str, frozenset[int]]] = deque()  # written by kafka-python's thread
+        self._moves: Moves = deque()  # written by kafka-python's thread
         self._coming: set[int] = set()  # assigned, paused, and not told where to start
         self._leaving: dict[int, Tenure] = {}
         self._leave_at = 0.0
@@ -124,7 +124,7 @@ class GroupReader(PartitionReader):
         }
 
     def _start(self, partitions: tuple[int, ...]) -> None:
-        listener = _Listener(self._consumer, self._assignor, self._moves, self._closing)
+        listener = MovesListener(self._consumer, self._assignor, self._moves, self._closing)
         self._consumer.subscribe([self.topic], listener=listener)
 
     @property
@@ -199,7 +199,7 @@ class GroupReader(PartitionReader):
                 "(group.min.session.timeout.ms, group.max.session.timeout.ms)"
             ) from error
         except KafkaError as error:
-            if not isinstance(error.__cause__, _HandOver):
+            if not isinstance(error.__cause__, HandOver):
                 raise
         finally:
             self._settle()
@@ -283,52 +283,3 @@ class GroupReader(PartitionReader):
             f"kafka.group_instance_id: another process of group {self.group} is called "
             f"{self._kafka.group_instance_id!r}, too; give each a name of its own"
         )
-
-
-class _HandOver(Exception):  # noqa: N818 # no error
-    """Ends a poll between the two steps of a rebalance."""
-
-
-class _Quiet(logging.Filter):
-    """Takes the hand-over out of kafka-python's log, where it would stand as a failure of ours, with its traceback."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to keep the record."""
-        return not (record.exc_info and isinstance(record.exc_info[1], _HandOver))
-
-
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-python has no types
-    """Hears of partitions on kafka-python's thread, where nothing may wait; the reader settles it after its poll."""
-
-    def __init__(
-        self,
-        consumer: Any,
-        assignor: CooperativeStickyAssignor,
-        moves: deque[tuple[str, frozenset[int]]],
-        closing: threading.Event,
-    ) -> None:
-        self._consumer, self._assignor, self._moves, self._closing = consumer, assignor, moves, closing
-        logging.getLogger("kafka.coordinator.consumer").addFilter(_QUIET)  # the same one, which is added once
-
-    def on_partitions_assigned(self, assigned: Collection[Any]) -> None:
-        """Nothing is read before it is known where to start."""
-        self._consumer.pause(*assigned)
-        self._moves.append(("coming", _numbers(assigned)))
-
-    def on_partitions_revoked(self, revoked: Collection[Any]) -> None:
-        """The group has us until the next poll, so this one ends: offsets can still be committed."""
-        self._moves.append(("leaving", _numbers(revoked)))
-        if not self._closing.is_set():
-            raise _HandOver
-
-    def on_partitions_lost(self, lost: Collection[Any]) -> None:
-        """We were thrown out, and others have them."""
-        self._assignor.member_assignment = None
-        self._moves.append(("lost", _numbers(lost)))
-
-
-_QUIET = _Quiet()
-
-
-def _numbers(partitions: Collection[Any]) -> frozenset[int]:
-    return frozenset(tp.partition for tp in partitions)
