@@ -367,7 +367,7 @@ class Answerer:
         hits = sum(size for size, has_kv in zip(sizes, cached, strict=True) if has_kv)
         self._telemetry.looked_up(sum(sizes), hits)
         exact = response.tiers.get(Tier.PREFIX, 0)
-        self._telemetry.tier_looked_up(Tier.PREFIX, exact, len(kept) - exact)
+        self._tiers.looked_up(Tier.PREFIX, exact, len(kept) - exact)
         self._telemetry.answer(response)
 
 

@@ -97,7 +97,7 @@ class KvLoader:
         self._telemetry.missed(fallback)
         artifacts = [artifact for artifact, _ in results]
         fused = [artifact is not None and bool(artifact.header.neighbours) for artifact in artifacts]
-        self._telemetry.tier_looked_up(Tier.HOST, tiers[Tier.HOST], len(chunks) - tiers[Tier.HOST])
+        self._tiers.looked_up(Tier.HOST, tiers[Tier.HOST], len(chunks) - tiers[Tier.HOST])
         return Loaded(artifacts, fused, dict(fallback), dict(tiers), release)
 
     async def _first_of(

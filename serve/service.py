@@ -62,7 +62,8 @@ class Service:
         retriever = Retriever(parts, pools.index)
         floors, serve = Floors(), settings.serve
         prefixes = ExactPrefixes(serve.prefix_cache_bytes, parts.model.exact_rows_last, floors)
-        tiers = Tiers(HostTier(serve.host_tier_bytes, floors), prefixes, floors, parts.index, telemetry)
+        host = HostTier(serve.host_tier_bytes, floors)
+        tiers = Tiers(parts.generation.name, host, prefixes, floors, parts.index, telemetry)
         fingerprint = parts.model.fingerprint.digest
         loader = KvLoader(parts.kv, tiers, fingerprint, pools.loads, serve.load_timeout_s, telemetry)
         answerer = Answerer(

@@ -1,4 +1,4 @@
-"""Every metric of the service, in one place; each is there, at zero, from the start."""
+"""Every metric of the service, in one place; each is there, at zero, from the start (of tiers: since they exist)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from schemas.receipt import Tier
 
 STAGES = ("retrieve", "load", "stitch", "select", "repair", "first_step")
 OBJECT = "object"  # the tier that everything comes from
+_OF_TIER = ("tier", "generation")
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -39,11 +40,11 @@ class Telemetry:
         self._fresh = self._counter("kvquilt_fresh_tokens", "Prompt tokens computed fresh", "policy")
         self._load_bytes = self._counter("kvquilt_kv_load_bytes", "Bytes of KV artifacts loaded", "tier")
         self._load_seconds = self._histogram("kvquilt_kv_load_seconds", "Time of one KV artifact's load", ("tier",))
-        self._tier_hits = self._counter("kvquilt_tier_hits", "Chunks whose KV was in a tier's memory", "tier")
-        self._tier_misses = self._counter("kvquilt_tier_misses", "Chunks whose KV was not in a tier's memory", "tier")
-        self._tier_bytes = Gauge("kvquilt_kv_bytes", "KV in a tier's memory", ("tier",), registry=self.registry)
-        self._evictions = self._counter("kvquilt_kv_evictions", "What had to leave a tier for something else", "tier")
-        self._drops = self._counter("kvquilt_tier_drops", "What left a tier because its document changed", "tier")
+        self._tier_hits = self._counter("kvquilt_tier_hits", "Chunks whose KV a tier had in memory", *_OF_TIER)
+        self._tier_misses = self._counter("kvquilt_tier_misses", "Chunks whose KV a tier did not have", *_OF_TIER)
+        self._tier_bytes = Gauge("kvquilt_kv_bytes", "KV in a tier's memory", _OF_TIER, registry=self.registry)
+        self._evictions = self._counter("kvquilt_kv_evictions", "What left a tier to make room", *_OF_TIER)
+        self._drops = self._counter("kvquilt_tier_drops", "What left a tier because its document changed", *_OF_TIER)
         self.receipts_closed = self._counter("kvquilt_receipts_closed", "Deletion receipts that this replica closed")
         self.tail_contact = Gauge(
             "kvquilt_tail_contact_seconds", "Since the broker last answered the tail of commits", registry=self.registry
@@ -93,23 +94,26 @@ class Telemetry:
         self._load_bytes.labels(OBJECT).inc(nbytes)
         self._load_seconds.labels(OBJECT).observe(seconds)
 
-    def tier_looked_up(self, tier: Tier, hits: int, misses: int) -> None:
+    def watch_tiers(self, generation: str, nbytes: Mapping[Tier, Callable[[], int]]) -> None:
+        """A generation has tiers: show how much there is in each, and their counters, at zero at first."""
+        for tier, function in nbytes.items():
+            self._tier_bytes.labels(tier, generation).set_function(function)
+            for counter in (self._tier_hits, self._tier_misses, self._evictions, self._drops):
+                counter.labels(tier, generation)
+
+    def tier_looked_up(self, generation: str, tier: Tier, hits: int, misses: int) -> None:
         """So many chunks were in a tier, so many were not."""
-        self._tier_hits.labels(tier).inc(hits)
-        self._tier_misses.labels(tier).inc(misses)
+        self._tier_hits.labels(tier, generation).inc(hits)
+        self._tier_misses.labels(tier, generation).inc(misses)
 
-    def watch_tier(self, tier: Tier, nbytes: Callable[[], int]) -> None:
-        """Show how much there is in a tier."""
-        self._tier_bytes.labels(tier).set_function(nbytes)
-
-    def evicted(self, tier: Tier, n: int) -> None:
+    def evicted(self, generation: str, tier: Tier, n: int) -> None:
         """So many entries had to go for others."""
-        self._evictions.labels(tier).inc(n)
+        self._evictions.labels(tier, generation).inc(n)
 
-    def dropped(self, entries: Mapping[Tier, int]) -> None:
+    def dropped(self, generation: str, entries: Mapping[Tier, int]) -> None:
         """So many entries were out of date."""
         for tier, n in entries.items():
-            self._drops.labels(tier).inc(n)
+            self._drops.labels(tier, generation).inc(n)
 
     def missed(self, fallback: Mapping[str, int]) -> None:
         """So many chunks of a request are computed fresh, by reason."""
@@ -157,8 +161,5 @@ class Telemetry:
                 counter.labels(policy)
         for counter in (self._requested, self._hit):
             counter.labels(self._model)
-        for tier in Tier:
-            for counter in (self._tier_hits, self._tier_misses, self._evictions, self._drops):
-                counter.labels(tier)
         self._load_bytes.labels(OBJECT)
         self._load_seconds.labels(OBJECT)

@@ -28,22 +28,30 @@ _FIRST_WAIT_S = 1.0  # for the replica's first word: what the first question com
 
 
 class Tiers:
-    """Both tiers. Thread-safe.
+    """Both tiers of one generation. Thread-safe.
+
+    Args:
+        generation: its name, a label of their metrics.
 
     Attributes:
         followed: whether the commits topic is being read, so that what goes out of date will be dropped.
     """
 
     def __init__(
-        self, host: HostTier, prefixes: ExactPrefixes, floors: Floors, index: VectorIndex, telemetry: Telemetry
+        self,
+        generation: str,
+        host: HostTier,
+        prefixes: ExactPrefixes,
+        floors: Floors,
+        index: VectorIndex,
+        telemetry: Telemetry,
     ) -> None:
         self.host, self.prefixes = host, prefixes
-        self._floors, self._index, self._telemetry = floors, index, telemetry
+        self._generation, self._floors, self._index, self._telemetry = generation, floors, index, telemetry
         self._open, self._told = False, threading.Event()
         self.followed = False
         self._evicted, self._counting = dict.fromkeys(Tier, 0), threading.Lock()
-        telemetry.watch_tier(Tier.HOST, lambda: host.nbytes)
-        telemetry.watch_tier(Tier.PREFIX, lambda: prefixes.nbytes)
+        telemetry.watch_tiers(generation, {Tier.HOST: lambda: host.nbytes, Tier.PREFIX: lambda: prefixes.nbytes})
 
     @property
     def is_open(self) -> bool:
@@ -74,6 +82,10 @@ class Tiers:
             return False
         self._taken_in(owners)
         return True
+
+    def looked_up(self, tier: Tier, hits: int, misses: int) -> None:
+        """Count: so many chunks of a prompt were in a tier, so many were not."""
+        self._telemetry.tier_looked_up(self._generation, tier, hits, misses)
 
     def passed(self, record: CommitRecord) -> dict[Tier, int]:
         """A commit record: drop what it puts out of date; returns how much there was."""
@@ -121,11 +133,11 @@ class Tiers:
 
     def _drop(self, document: DocumentKey, floor: int) -> dict[Tier, int]:
         dropped = {Tier.HOST: self.host.drop(document, floor), Tier.PREFIX: self.prefixes.drop(document, floor)}
-        self._telemetry.dropped(dropped)
+        self._telemetry.dropped(self._generation, dropped)
         return {tier: n for tier, n in dropped.items() if n}
 
     def _count_evicted(self) -> None:
         with self._counting:
             for tier, total in ((Tier.HOST, self.host.evicted), (Tier.PREFIX, self.prefixes.evicted)):
-                self._telemetry.evicted(tier, total - self._evicted[tier])
+                self._telemetry.evicted(self._generation, tier, total - self._evicted[tier])
                 self._evicted[tier] = total

@@ -17,6 +17,7 @@ from stores.clock import MovableClock
 from stores.fakes import CrashPoint, with_faults
 from stores.generations import GenerationStore
 from tests.serve.fakes import DIM, GENERATION, until
+from tests.serve.test_tiers import of_tier
 
 OTHER = GENERATION.model_copy(update={"chunk_max_tokens": 64})
 FOREIGN = GENERATION.model_copy(
@@ -144,6 +145,9 @@ def test_a_running_service_refuses_every_request_with_the_reason_and_follows_wit
         until(lambda: ask().is_success, "it followed")
         assert ask().json()["citations"] == [], "the other generation is empty"
         assert client.get("/version").json()["generation"] == OTHER.name
+        misses = [of_tier(client, "tier_misses_total", "host", one) for one in (GENERATION, OTHER)]
+        assert (misses[0] > 0, misses[1]) == (True, 0), "each generation has tiers of its own, and so have their metrics"
+        until(lambda: of_tier(client, "kv_bytes", "host") == 0, "nothing is kept of what is not served")
         replica.promote(GENERATION)
         until(lambda: client.get("/version").json()["generation"] == GENERATION.name, "back again")
         assert ask().json()["citations"][0]["doc_id"] == "d"

@@ -32,6 +32,11 @@ def ask(client, mode="reuse", question="How deep is the lake?", **fields):
     return client.post("/v1/answer", json=body, headers=headers).json()
 
 
+def of_tier(client, name, tier, generation=GENERATION):
+    """A metric of a tier."""
+    return metric(client, f'kvquilt_{name}{{generation="{generation.name}",tier="{tier}"}}')
+
+
 def host(client):
     return client.kvquilt.service.tiers.host
 
@@ -59,15 +64,15 @@ def test_a_second_question_costs_no_read_and_the_answer_says_where_its_kv_came_f
     assert [citation["source"] for citation in again["citations"]] == ["cached"] * 3
     assert len(lake.blobs.reads) == 3
     assert host(client).nbytes == sum(lake.corpus.artifact(c.chunk).nbytes for c in lake.parts.index.chunks(LAKE))
-    assert metric(client, 'kvquilt_tier_hits_total{tier="host"}') == 3
-    assert metric(client, 'kvquilt_tier_misses_total{tier="host"}') == 3
-    assert metric(client, 'kvquilt_kv_bytes{tier="host"}') == host(client).nbytes
+    assert of_tier(client, "tier_hits_total", "host") == 3
+    assert of_tier(client, "tier_misses_total", "host") == 3
+    assert of_tier(client, "kv_bytes", "host") == host(client).nbytes
 
 
 def test_exact_rows_are_a_tier_of_their_own(client, lake):
     ask(client, "exact")
     assert ask(client, "exact")["tiers"] == {"prefix": 3}
-    assert metric(client, 'kvquilt_tier_hits_total{tier="prefix"}') == 3
+    assert of_tier(client, "tier_hits_total", "prefix") == 3
 
 
 def test_without_bytes_nothing_is_kept(start, lake):
@@ -82,7 +87,7 @@ def test_what_does_not_fit_makes_room_and_is_counted(start, lake):
     for question in TEXTS:
         ask(client, question=question, k=1)
     assert 0 < host(client).nbytes <= one + one // 2
-    until(lambda: metric(client, 'kvquilt_kv_evictions_total{tier="host"}') >= 1, "evictions are counted")
+    until(lambda: of_tier(client, "kv_evictions_total", "host") >= 1, "evictions are counted")
 
 
 @pytest.mark.parametrize("state", DocumentState)
@@ -97,8 +102,8 @@ def test_a_commit_that_passes_drops_the_document_from_both_tiers(start, lake, st
     lake.commits.publish("lake", 2, state)
     until(lambda: host(client).owners() == {(DocumentKey("default", "hill"), 1)}, "the host tier lets go")
     until(lambda: LAKE not in {document for document, _ in rows(client).owners()}, "the rows go")
-    assert metric(client, 'kvquilt_tier_drops_total{tier="host"}') == 3
-    assert metric(client, 'kvquilt_tier_drops_total{tier="prefix"}') >= 1
+    assert of_tier(client, "tier_drops_total", "host") == 3
+    assert of_tier(client, "tier_drops_total", "prefix") >= 1
 
 
 def test_every_replica_sees_every_record(start, lake):
