@@ -146,7 +146,7 @@ def test_a_running_service_refuses_every_request_with_the_reason_and_follows_wit
         assert ask().json()["citations"] == [], "the other generation is empty"
         assert client.get("/version").json()["generation"] == OTHER.name
         misses = [of_tier(client, "tier_misses_total", "host", one) for one in (GENERATION, OTHER)]
-        assert (misses[0] > 0, misses[1]) == (True, 0), "each generation has tiers of its own, and so have their metrics"
+        assert (misses[0] > 0, misses[1]) == (True, 0), "each generation has tiers, and metrics of them, of its own"
         until(lambda: of_tier(client, "kv_bytes", "host") == 0, "nothing is kept of what is not served")
         replica.promote(GENERATION)
         until(lambda: client.get("/version").json()["generation"] == GENERATION.name, "back again")
