@@ -92,7 +92,10 @@ def quick(settings):
 
 @pytest.fixture
 def replicas(quick, bench):
-    """Two servers over the same stores, each following the record; both generations are filled."""
+    """Two servers over the same stores, each following the record; both generations are filled.
+
+    One keeps exact rows, after which it loads no artifact; the other one keeps artifacts only.
+    """
     bench.model = Witness()
     bench.parts = replace(bench.parts, model=bench.model)
     other = bench.parts.index.beside(OTHER.name, GENERATION.embedding_dim)
@@ -103,9 +106,10 @@ def replicas(quick, bench):
     other.close()
     with ExitStack() as stack:
         found = []
-        for _ in range(2):
-            replica = Replica(quick, bench)
-            server = stack.enter_context(BackgroundServer(quick, replica.parts))
+        for nbytes in (quick.serve.prefix_cache_bytes, 0):
+            serve = quick.serve.model_copy(update={"prefix_cache_bytes": nbytes})
+            replica = Replica(quick.model_copy(update={"serve": serve}), bench)
+            server = stack.enter_context(BackgroundServer(replica.settings, replica.parts))
             stack.callback(bench.model.hold.set)
             client = stack.enter_context(httpx.Client(base_url=server.url, timeout=30))
             until(lambda client=client: client.get("/readyz").is_success, "the first look")
