@@ -25,6 +25,13 @@ class NotReadyError(KvquiltError):
     """The service is up and cannot answer yet; the message is the reason. Becomes a 503."""
 
 
+class StoppingError(KvquiltError):
+    """The server stops, and this request was not done when its time was over. Becomes a 503."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping, and the answer was cut off; ask again")
+
+
 class BusyError(RequestError):
     """All slots and all places in the queue are taken. Becomes a 429 with `Retry-After`."""
 
@@ -41,6 +48,8 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
         return 400, _body(400, str(error), "invalid_request")
     if isinstance(error, NotReadyError):
         return 503, _body(503, str(error), "not_ready")
+    if isinstance(error, StoppingError):
+        return 503, _body(503, str(error), "server_stopping")
     if isinstance(error, StoreError):
         return 503, _body(503, f"an outside system did not answer: {error}", "store_unavailable")
     if isinstance(error, UnsupportedModelError):

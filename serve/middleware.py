@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from schemas.errors import RequestError
 from schemas.events import MAX_CONTENT_BYTES
 from serve.auth import Authenticator
-from serve.errors import error_response
+from serve.errors import StoppingError, error_response
 from serve.telemetry import Telemetry
 
 REQUEST_ID = "x-request-id"
@@ -59,6 +60,10 @@ class RequestScope:
 
         try:
             await self.app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # by the server alone, which stops and has waited long enough for this one
+            _log.warning("request %s: %s %s was cut off", request_id, scope["method"], scope["path"])
+            if status == 0:
+                await error_response(StoppingError())(scope, receive, send_with_id)
         except Exception as error:
             _log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
             if status == 0:  # nothing was sent: there is room for an error object

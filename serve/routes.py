@@ -60,8 +60,8 @@ async def answer(body: AnswerRequest, request: Request) -> Response:
     asked = Asked(body, request.state.tenant, request.state.request_id, request.state.received_s)
     events = state.service.answerer.events(asked)
     if body.stream:
-        return EventStream(events)
-    response = await or_disconnect(request.receive, whole(events))
+        return EventStream(events, state.stopped)
+    response = await or_disconnect(request.receive, whole(events), state.stopped)
     return JSONResponse(response.model_dump(mode="json"), headers={"server-timing": _server_timing(response.timing)})
 
 
@@ -71,7 +71,8 @@ async def retrieve(body: Question, request: Request) -> RetrieveResponse:
     state = _state(request)
     k = body.k or state.settings.serve.k
     start_s = time.perf_counter()
-    found = await or_disconnect(request.receive, state.service.retrieve(request.state.tenant, body.question, k))
+    search = state.service.retrieve(request.state.tenant, body.question, k)
+    found = await or_disconnect(request.receive, search, state.stopped)
     return RetrieveResponse(chunks=[one.citation() for one in found], retrieve_s=time.perf_counter() - start_s)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import socket
 import threading
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from serve.app import create_app
 from serve.parts import Parts
 from serve.service import State
 
-DRAIN_S = 10  # how long open answers may go on after the signal
+DRAIN_S = 10.0  # how long open answers may go on after the signal; half of that again to say that they were cut off
 
 
 def run(
@@ -58,6 +60,7 @@ class BackgroundServer:
 
     Args:
         parts, registry: as in `create_app`.
+        drain_s: how long open answers may go on after `stop`.
 
     Attributes:
         url: where it listens, once started.
@@ -69,10 +72,11 @@ class BackgroundServer:
         parts: Parts | Callable[[], Parts] | None = None,
         *,
         registry: CollectorRegistry | None = None,
+        drain_s: float = DRAIN_S,
     ) -> None:
         self.app = create_app(settings, parts, registry=registry)
         self._settings = settings
-        self._server = _Server(self.app)
+        self._server = _Server(self.app, drain_s)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
         self._listener: socket.socket | None = None
         self.url = ""
@@ -110,19 +114,29 @@ class BackgroundServer:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it accepts connections, or has failed to."""
+    """Tells when it accepts connections, or has failed to, and open answers when their time is over."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, drain_s: float = DRAIN_S) -> None:
+        last_s = math.ceil(1.5 * drain_s)  # then tasks are cancelled
         super().__init__(
-            uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S)
+            uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=last_s)
         )
         self.startup_ended = threading.Event()
+        self._state: State = app.state.kvquilt
+        self._drain_s = drain_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets)
         finally:
             self.startup_ended.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        over = asyncio.get_running_loop().call_later(self._drain_s, self._state.stopped.set)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            over.cancel()
 
 
 def _listen(settings: Settings) -> socket.socket:

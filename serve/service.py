@@ -93,12 +93,17 @@ class Service:
 
 
 class State:
-    """What an app holds: settings, metrics, threads, and the service once it is ready."""
+    """What an app holds: settings, metrics, threads, and the service once it is ready.
+
+    Attributes:
+        stopped: set by a server that stops, when open answers have had their time; they end then.
+    """
 
     def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
         self.settings, self.telemetry = settings, telemetry
         self.readiness = Readiness()
         self.pools = Pools(settings)
+        self.stopped = asyncio.Event()
         self._service: Service | None = None
         self._following: Following | None = None
         self._follow: asyncio.Task[None] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve.answer import Cited, Done, Event
 from serve.disconnect import or_disconnect
-from serve.errors import error_body
+from serve.errors import StoppingError, error_body
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # proxies must pass each event on at once
 _log = logging.getLogger("kvquilt.serve")
@@ -23,36 +24,43 @@ _log = logging.getLogger("kvquilt.serve")
 class EventStream(Response):
     """Sends events as they come. A fault before the first event is an ordinary error response, not an event.
 
-    A client that goes away closes `events`, also while nothing is being sent.
+    A client that goes away closes `events`, also while nothing is being sent; so does a server that stops.
+
+    Args:
+        stopped: as in `or_disconnect`.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+    def __init__(self, events: AsyncGenerator[Event, None], stopped: asyncio.Event) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._stopped, self._started = events, stopped, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         with suppress(ClientDisconnect):  # nobody is left to be told
-            await or_disconnect(receive, self._send(scope, send))
+            try:
+                await or_disconnect(receive, self._send(scope, send), self._stopped)
+            except StoppingError as error:
+                if not self._started:
+                    raise
+                await send(_message(_frame("error", error_body(error)[1])))
+            await send(_message(b"", more=False))
 
     async def _send(self, scope: Scope, send: Send) -> None:
-        started = False
         async with aclosing(self._events) as events:
             try:
                 async for event in events:
-                    if not started:
+                    if not self._started:
+                        self._started = True
                         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                        started = True
                     await send(_message(_encode(event)))
             except Exception as error:
-                if not started:
+                if not self._started:
                     raise
                 _log.exception("request %s failed in its stream", scope["state"]["request_id"])
                 await send(_message(_frame("error", error_body(error)[1])))
-        await send(_message(b"", more=False))
 
 
 def _message(body: bytes, more: bool = True) -> dict[str, object]:
