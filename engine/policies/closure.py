@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SHALLOWEST, DEEPEST = 1 / 3, 0.8  # of the depth: below, attention is local; above, it serves the next token
 LARGEST_BLOCK, FEWEST_BLOCKS = 16, 32
+HEAD_REACH = 16.0  # tokens into a chunk after which its head's bonus has fallen to 1/e
 
 
 class ClosurePolicy:
@@ -26,11 +27,13 @@ class ClosurePolicy:
         stale rows:  a(b) = Σ score over block b; the block worth most is taken, until the budget is spent;
                      worth(b) = a(b) · (1 + run_bonus, if the block before it is taken)
                      blocks of 16 tokens, or as many fewer as it takes for the budget to pay for 32 of them
-        fused rows:  the tokens with the highest scores
+        fused rows:  the tokens with the highest score(t) · (1 + head_bonus · e^(-i/16)), i tokens into their chunk
 
     Why: a token repaired alone reads stale neighbours, and importance is not repairability (arXiv 2609.17983); rows
     that were computed behind chunks like those of their prompt are not stale enough for that to matter, and blocks
-    would only spend on words that nobody asked about. A small budget in large pieces misses most of what was asked.
+    would only spend on words that nobody asked about. What is left wrong in them is their heads, as EPIC says of all
+    chunks, and short chunks are mostly head; stale rows have other things wrong first. A small budget in large pieces
+    misses most of what was asked.
     `infoflow` scores at three or four layers; which tokens matter differs by layer, and the mean over all middle ones
     chooses better (docs/log.md), for nearly the same pass.
 
@@ -61,9 +64,11 @@ class ClosurePolicy:
         run_bonus: float = 0.5,
         fitted: bool = False,
         balance: float = 0.0,
+        head_bonus: float = 4.0,
     ) -> None:
         """`layers` other than the middle ones; `block` of any size, also over fused rows; the rest as above."""
         self._layers, self._balance, self._fitting = layers, balance, block is None
+        self._head_bonus = head_bonus
         worth, reads = (_fitted_worth, _fitted_reads) if fitted else (None, None)
         bonus, size = 0.0 if fitted else run_bonus, LARGEST_BLOCK if block is None else block
         self._rule = BlockRule(size=size, heads=heads, floor=floor, run_bonus=bonus, worth=worth, reads=reads)
@@ -76,6 +81,9 @@ class ClosurePolicy:
         for chunk in context.chunks if self._balance else ():
             of_chunk = scores[chunk.start : chunk.end]
             of_chunk /= of_chunk.mean().clamp_min(1e-12) ** self._balance
+        for chunk in context.chunks if context.fused else ():
+            bonus = self._head_bonus * torch.exp(-torch.arange(len(chunk)) / HEAD_REACH)
+            scores[chunk.start : chunk.end] *= 1.0 + bonus
         return scores
 
     def select(self, context: SelectionContext, budget: float) -> torch.Tensor:

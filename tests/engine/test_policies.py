@@ -286,14 +286,32 @@ def test_closure_takes_runs_of_stale_rows_and_single_tokens_of_fused_ones(llama:
     plan = plan_of(llama, (40, 33, 50), N_QUESTION)
     base = stitched(llama, plan)
     tokens = create_policy("infoflow", layers=middle_layers(llama.spec.n_layers))
-    assert llama.select(plan, base, create_policy("closure"), 0.2, fused=True).equal(
+    assert llama.select(plan, base, create_policy("closure", head_bonus=0), 0.2, fused=True).equal(
         llama.select(plan, base, tokens, 0.2)
     )
-    runs_of_16 = create_policy("closure", block=16)
+    runs_of_16 = create_policy("closure", block=16, head_bonus=0)
     stale = llama.select(plan, base, runs_of_16, 0.2)
     runs = int((stale.diff() > 1).sum()) + 1
     assert runs <= 3, "25 tokens are two blocks of 16, the second one cut, or three where one is a chunk's short end"
     assert llama.select(plan, base, runs_of_16, 0.2, fused=True).equal(stale), "a block size that is named holds"
+
+
+def test_closure_prefers_heads_of_fused_chunks_and_of_no_others(llama: Model) -> None:
+    """What fusion leaves wrong is the heads; a bonus over stale rows made long chunks worse."""
+    plan = plan_of(llama, (40, 33, 50), N_QUESTION)
+    base = stitched(llama, plan)
+    plain, headed = create_policy("closure", head_bonus=0), create_policy("closure")
+    with torch.inference_mode():
+        contexts = [SelectionContext(plan, base, llama.spec, llama._look, fused=fused) for fused in (True, False)]
+        fused, stale = [(headed.score(context), plain.score(context)) for context in contexts]
+    assert stale[0].equal(stale[1])
+    for chunk in plan.chunks[1:]:
+        ratio = (fused[0] / fused[1])[chunk.start : chunk.end]
+        assert float(ratio[0]) == pytest.approx(5.0)
+        assert float(ratio[16]) == pytest.approx(1 + 4 / 2.71828, rel=1e-4)
+        assert bool((ratio.diff() < 0).all())
+    first = plan.chunks[0]
+    assert fused[0][: first.end].equal(fused[1][: first.end])
 
 
 def test_closure_spends_a_small_budget_in_small_pieces() -> None:
