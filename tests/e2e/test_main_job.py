@@ -144,9 +144,14 @@ def test_a_second_up_on_the_folder_is_refused_in_one_sentence(world):
     assert len(said.splitlines()) == 1
 
 
-def test_doctor_finds_everything_well(world):
+def test_doctor_finds_that_everything_works_and_warns_of_a_change_that_was_put_aside(world):
+    """Bug: it said that all is well while documents were missing."""
+    kafka = world.settings.kafka
+    with Publisher(kafka) as publisher:
+        bad = publisher.publish(kafka.documents_topic, b"bad", b"[")
+    until(lambda: dead_letters(kafka, {(bad.partition, bad.offset): "it"}))
     told = world.kvquilt("doctor", "--set", "model.dtype=float32")
-    assert told["ok"], told
+    assert (told["ok"], told["warnings"]) == (True, ["dead letters"]), told
 
 
 def test_metrics_show_service_and_pipelines(world):
