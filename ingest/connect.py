@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ingest import telemetry
 from ingest.background import BackgroundPrefiller
 from ingest.chunking import Chunker
 from ingest.formats import EventReader
@@ -122,6 +123,7 @@ def _stores(settings: Settings, role: str) -> tuple[dict[str, Any], Any]:
     except BaseException:
         index.close()
         raise
+    telemetry.watch_generation(generation.name)
     made = {
         "settings": claim.entry.bind(settings),
         "generation": generation,

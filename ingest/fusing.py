@@ -28,7 +28,7 @@ from ingest.prefill import put_rows
 from ingest.sinks import retire
 from ingest.work import Batch, Outcome, PrefillWork
 from schemas.chunk import Fusion, IndexedChunk, Neighbour
-from schemas.errors import ArtifactMiss
+from schemas.errors import ArtifactMiss, MissReason
 from schemas.head import Head
 from schemas.ids import DocumentKey, artifact_key
 from schemas.kv_artifact import KvArtifact
@@ -119,6 +119,8 @@ def _pass1(parts: PrefillParts, point: IndexedChunk) -> KvArtifact | None:
             token_sha256=point.chunk.token_digest,
         )
     except ArtifactMiss as miss:
+        if miss.reason is MissReason.STORE:
+            telemetry.kv_store_failed(parts.generation.name)
         log.warning("chunk %s is nobody's neighbour for now: %s", point.chunk.id, miss)
         return None
 

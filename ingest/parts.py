@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ingest import telemetry
 from ingest.chunking import Chunker
 from ingest.formats import EventReader
 from ingest.retry import store_retry
+from schemas.errors import BlobError
 from schemas.fingerprint import Fingerprint, Generation
 from schemas.ids import artifact_key
 from schemas.kv_artifact import Buffer, KvArtifact
@@ -98,8 +100,16 @@ class Stores:
     claim: Claim | None = None
 
     def retry(self, action: Callable[[], T], what: str) -> T:
-        """`retry.store_retry` with this process's settings."""
-        return store_retry(action, what, self.settings.ingest, self.clock)
+        """`retry.store_retry` with this process's settings; counts each failure of the KV artifacts' store."""
+
+        def counted() -> T:
+            try:
+                return action()
+            except BlobError:
+                telemetry.kv_store_failed(self.generation.name)
+                raise
+
+        return store_retry(counted, what, self.settings.ingest, self.clock)
 
     def close(self) -> None:
         """Close what the parts hold open."""

@@ -185,7 +185,8 @@ def put_rows(
         ),
     )
     artifact = KvArtifact(header, k, v, token_ids)
-    parts.retry(lambda: parts.kv.put(chunk.document, key, artifact), "putting a KV artifact")
+    if parts.retry(lambda: parts.kv.put(chunk.document, key, artifact), "putting a KV artifact"):
+        telemetry.kv_written(parts.generation.name)
 
 
 def mark_ready(parts: PrefillParts, batch: Batch[PrefillWork]) -> Batch[PrefillWork]:

@@ -25,6 +25,10 @@ PREFILLED_CHUNKS = Counter("kvquilt_prefilled_chunks", "Chunks whose KV was comp
 PREFILLED_TOKENS = Counter("kvquilt_prefilled_tokens", "Tokens of the chunks whose KV was computed")
 FUSED_CHUNKS = Counter("kvquilt_fused_chunks", "Chunks whose KV was computed behind their neighbours")
 UNFUSED = Counter("kvquilt_unfused_chunks", "Fused artifacts that were dropped or not made, by cause", ["cause"])
+KV_WRITES = Counter("kvquilt_kv_writes", "KV artifacts written to a tier", ["tier", "generation"])
+KV_STORE_FAILURES = Counter(
+    "kvquilt_kv_store_failures", "Calls of a tier's store that failed, also those tried again", ["tier", "generation"]
+)
 RETIRED = Counter("kvquilt_retired", "What retiring older versions removed", ["kind"])
 DELETIONS = Counter("kvquilt_deletions", "Deletions that PREFILL or reconcile judged, by their receipt", ["state"])
 DRIFT = Counter("kvquilt_drift", "What reconcile found that did not agree", ["kind"])
@@ -36,6 +40,7 @@ UNCOMMITTED = Gauge("kvquilt_uncommitted", "Offsets that are done and that the b
 RETRIES = Counter("kvquilt_retries", "Calls of outside systems that failed and were tried again", ["action"])
 LAST_BUNDLE = Gauge("kvquilt_last_bundle_timestamp_seconds", "When a pipeline last finished a bundle", ["pipeline"])
 
+_OBJECT = "object"  # the only tier that pipelines write to
 
 PIPELINES = {  # label values, so that each series is there, at zero, from the start
     "index": ("superseded", "repeated", "committed", "dead"),
@@ -74,6 +79,22 @@ def stage_seconds(stage: str) -> Iterator[None]:
     finally:
         STAGE_SECONDS.labels(stage).observe(time.perf_counter() - start)
         _Activity.at_s = time.monotonic()
+
+
+def watch_generation(generation: str) -> None:
+    """A pipeline works on that generation: its counters are there, at zero at first."""
+    for counter in (KV_WRITES, KV_STORE_FAILURES):
+        counter.labels(_OBJECT, generation)
+
+
+def kv_written(generation: str) -> None:
+    """A KV artifact was put that was not there before."""
+    KV_WRITES.labels(_OBJECT, generation).inc()
+
+
+def kv_store_failed(generation: str) -> None:
+    """The store of the KV artifacts did not do what it was asked."""
+    KV_STORE_FAILURES.labels(_OBJECT, generation).inc()
 
 
 def freshness(kind: str, event_ms: int, now_ms: int) -> None:

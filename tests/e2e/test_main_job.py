@@ -158,6 +158,8 @@ def test_metrics_show_service_and_pipelines(world):
     metrics = world.service._answer("GET", "/metrics").text
     assert 'kvquilt_freshness_seconds_count{kind="kv"}' in metrics
     assert "kvquilt_reused_tokens_total" in metrics
+    assert "kvquilt_kv_writes_total{" in metrics
+    assert "kvquilt_kv_store_failures_total{" in metrics, "there from the start, before any failure"
 
 
 def test_publish_that_waits_tells_of_what_is_newer_and_of_what_was_refused(world):
