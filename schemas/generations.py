@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from schemas.errors import InputError, SettingsError
 from schemas.fingerprint import Generation
 from schemas.settings import Settings
+from schemas.stored import Frozen, Stored
 
 DECIDING = {  # the settings that a generation is made of; empty: all of the section
     "model": ("name", "dtype"),
@@ -40,7 +41,7 @@ class GenerationState(StrEnum):
     RECLAIMING = "reclaiming"  # its data is being deleted
 
 
-class KnownGeneration(BaseModel):
+class KnownGeneration(Frozen):
     """One generation of the record.
 
     Attributes:
@@ -49,8 +50,6 @@ class KnownGeneration(BaseModel):
             that a generation that is made again after it was reclaimed reads from the beginning.
         since_ms: when it came into its state.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     generation: Generation
     settings: dict[str, dict[str, Any]]
@@ -80,10 +79,10 @@ class KnownGeneration(BaseModel):
         return settings.model_copy(update=sections)
 
 
-class Generations(BaseModel):
+class Generations(Stored):
     """The record. `previous` is what was live before, and what `rollback` makes live again."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    what: ClassVar[str] = "a record of generations"
 
     sequence: int = Field(default=0, ge=0)
     known: tuple[KnownGeneration, ...] = ()
@@ -207,18 +206,6 @@ class Generations(BaseModel):
             known=tuple(one for one in self.known if one.name != name),
             previous=None if self.previous == name else self.previous,
         )
-
-    def to_bytes(self) -> bytes:
-        """The object as it is stored."""
-        return self.model_dump_json().encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Read a stored record; raises `InputError` where it is none."""
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            raise InputError(f"not a record of generations: {error.errors()[0]['msg']}") from error
 
     def _with(self, states: Mapping[str, GenerationState], now_ms: int) -> Generations:
         known = tuple(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from schemas.errors import EventError
+from schemas.errors import EventError, InputError
 from schemas.ids import DocumentKey, canonical_bytes
+from schemas.stored import Frozen, Stored
 
 MAX_CHANGES = 33  # that a head remembers
 _DAY_MS = 86_400_000
@@ -21,14 +22,12 @@ class DocumentState(StrEnum):
     DELETED = "deleted"
 
 
-class Head(BaseModel):
+class Head(Frozen):
     """One payload-only point per document. A chunk is visible if and only if its version is its live head's.
 
     `content_digest` tells a repeated event (equal version, equal digest) from a conflicting one. Times are in ms
     since the epoch: `event_ms` is the producer's (or broker's) time of the change, `committed_ms` ours.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tenant: str
     doc_id: str
@@ -60,10 +59,11 @@ class Head(BaseModel):
         return sum(last - change < _DAY_MS for change in self.changes_ms) > per_day
 
 
-class CommitRecord(BaseModel):
+class CommitRecord(Stored):
     """Published after a head moved and the older version was retired; the commits topic is compacted by `key`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    what: ClassVar[str] = "a commit record"
+    refusal: ClassVar[type[InputError]] = EventError
 
     tenant: str
     doc_id: str
@@ -87,15 +87,3 @@ class CommitRecord(BaseModel):
     def of(cls, head: Head) -> CommitRecord:
         """The record that announces `head`."""
         return cls(**head.model_dump(include=set(cls.model_fields)))
-
-    def to_bytes(self) -> bytes:
-        """The value of the Kafka message."""
-        return self.model_dump_json().encode()
-
-    @classmethod
-    def from_bytes(cls, value: bytes) -> CommitRecord:
-        """Read a message value; raises `EventError` where it is not a commit record."""
-        try:
-            return cls.model_validate_json(value)
-        except ValidationError as error:
-            raise EventError(f"not a commit record: {error.errors()[0]['msg']}") from error

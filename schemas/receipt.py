@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Self
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from schemas.errors import InputError
 from schemas.ids import DocumentKey
+from schemas.stored import Frozen, Stored
 
 
 class ReceiptState(StrEnum):
@@ -51,12 +51,8 @@ class Tier(StrEnum):
     PREFIX = "prefix"  # rows of prompts that were answered in exact mode
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Stored(_Frozen):
-    """What is kept as an object: it is about one version of one document in one generation."""
+class _OfDeletion(Stored):
+    """What is written of a deletion: it is about one version of one document in one generation."""
 
     tenant: str
     doc_id: str
@@ -68,21 +64,11 @@ class _Stored(_Frozen):
         """The key of the document."""
         return DocumentKey(self.tenant, self.doc_id)
 
-    def to_bytes(self) -> bytes:
-        """The object as it is stored."""
-        return self.model_dump_json().encode()
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Read a stored object; raises `InputError` where it is none."""
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            raise InputError(f"not a {cls.__name__}: {error.errors()[0]['msg']}") from error
-
-
-class ReceiptPart(_Stored):
+class ReceiptPart(_OfDeletion):
     """What one stage found and left of the versions up to `version`; `at_ms` is when it had counted."""
+
+    what: ClassVar[str] = "a ReceiptPart"
 
     stage: Stage
     asked_ms: int
@@ -93,7 +79,7 @@ class ReceiptPart(_Stored):
     offset: int | None = None
 
 
-class PlaceCount(_Frozen):
+class PlaceCount(Frozen):
     """One store and tier: `found == deleted + left`, `left` by a recount after the deletes."""
 
     place: Place
@@ -102,7 +88,7 @@ class PlaceCount(_Frozen):
     left: int = Field(ge=0)
 
 
-class TierCount(_Frozen):
+class TierCount(Frozen):
     """One tier of the serving replicas: how many have one, how many let go of the document, and of how many entries."""
 
     tier: Tier
@@ -111,7 +97,7 @@ class TierCount(_Frozen):
     dropped: int = Field(ge=0)
 
 
-class Receipt(_Stored):
+class Receipt(_OfDeletion):
     """The deletion of a document, as it can be shown. Times are ms since the epoch.
 
     Attributes:
@@ -123,6 +109,8 @@ class Receipt(_Stored):
         missing: what is still to happen, in sentences; empty where complete.
         tiers: what serving replicas kept in memory; empty where none does.
     """
+
+    what: ClassVar[str] = "a Receipt"
 
     state: ReceiptState
     asked_ms: int | None

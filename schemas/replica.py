@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import ClassVar
 
-from schemas.errors import InputError
+from pydantic import Field
+
 from schemas.ids import DocumentKey
 from schemas.receipt import ReceiptPart, Tier
+from schemas.stored import Frozen, Stored
 
 CLOCK_SLACK_MS = 1_000  # between the clocks of two machines
 
 
-class Dropped(BaseModel):
+class Dropped(Frozen):
     """What a replica let go of for one deletion; kept until the receipt is complete. Digests: it holds no content."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tenant_digest: str
     document_digest: str
@@ -22,7 +22,7 @@ class Dropped(BaseModel):
     counts: dict[Tier, int]
 
 
-class Replica(BaseModel):
+class Replica(Stored):
     """A serving replica's word; it holds until `expires_ms`, by when it has spoken again or keeps nothing any more.
 
     Attributes:
@@ -32,7 +32,7 @@ class Replica(BaseModel):
         dropped: what open receipts are to count.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    what: ClassVar[str] = "a Replica"
 
     name: str
     positions: dict[int, int] = Field(default_factory=dict)
@@ -54,15 +54,3 @@ class Replica(BaseModel):
             if (one.tenant_digest, one.document_digest, one.version) == wanted:
                 return one.counts
         return {}
-
-    def to_bytes(self) -> bytes:
-        """The object as it is stored."""
-        return self.model_dump_json().encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Replica:
-        """Read a stored object; raises `InputError` where it is none."""
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            raise InputError(f"not a Replica: {error.errors()[0]['msg']}") from error
