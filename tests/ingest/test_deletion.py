@@ -11,8 +11,7 @@ from schemas.receipt import Place, ReceiptState, Stage
 from stores.fakes import CrashPoint, SimulatedCrash, fake_artifact, with_faults
 from stores.kv_store import KvStore
 from stores.leftovers import leftovers
-from tests.ingest.test_protocol import PARAGRAPHS, TEXT
-from tests.ingest.world import World, document
+from tests.ingest.world import PARAGRAPHS, TEXT, World, document
 
 
 def receipts(world):

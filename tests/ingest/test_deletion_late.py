@@ -8,9 +8,8 @@ from ingest.reconcile import Action, Kind
 from schemas.receipt import ReceiptState
 from stores.fakes import CrashPoint, SimulatedCrash, with_faults
 from tests.ingest.test_deletion import live, receipt
-from tests.ingest.test_protocol import TEXT
 from tests.ingest.test_reconcile import found, reconcile
-from tests.ingest.world import document
+from tests.ingest.world import TEXT, document
 
 
 def deleted_meanwhile(world):

@@ -10,8 +10,7 @@ from schemas.errors import InputError, TopicError
 from schemas.receipt import Place, ReceiptPart, ReceiptState, Stage
 from stores.fakes import CrashPoint, SimulatedCrash, fake_artifact, with_faults
 from tests.ingest.test_deletion import Keeps, counts, live, receipt
-from tests.ingest.test_protocol import PARAGRAPHS, TEXT
-from tests.ingest.world import World, document
+from tests.ingest.world import PARAGRAPHS, TEXT, World, document
 
 IDLE = {"index": 0, "prefill": 0}
 

@@ -21,6 +21,11 @@ from stores.memory_topics import MemoryTopics
 from stores.topics import Publisher
 from stores.vectors import open_index
 
+PARAGRAPHS = [
+    f"Paragraph {n} says that the thing called {n * 7919} has the colour number {n * 31} today." for n in range(12)
+]
+TEXT = "\n\n".join(PARAGRAPHS)
+
 _worlds = itertools.count()
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from schemas.head import DocumentState
 from serve.answer import NOTHING_FOUND
-from tests.serve.fakes import PREFIX, events, metric
+from tests.serve.fakes import events, metric
+from tests.serve.scripted import PREFIX
 
 ASK = {"question": "How deep is the lake?"}
 

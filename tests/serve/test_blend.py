@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from serve import blend
-from tests.serve.fakes import PREFIX, certificate, metric
+from tests.serve.fakes import certificate, metric
+from tests.serve.scripted import PREFIX
 
 ASK = {"question": "How deep is the lake?", "cache_mode": "blend", "k": 3}
 TEXTS = ("The lake is deep.", "The lake is cold.", "The lake is blue.")

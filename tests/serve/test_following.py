@@ -16,7 +16,8 @@ from stores import KvStore
 from stores.clock import MovableClock
 from stores.fakes import CrashPoint, with_faults
 from stores.generations import GenerationStore
-from tests.serve.fakes import DIM, GENERATION, until
+from tests.serve.fakes import until
+from tests.serve.scripted import DIM, GENERATION
 from tests.serve.test_tiers import of_tier
 
 OTHER = GENERATION.model_copy(update={"chunk_max_tokens": 64})

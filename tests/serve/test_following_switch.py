@@ -18,7 +18,8 @@ import pytest
 from schemas.kv_artifact import KvArtifact, payload_sha256
 from serve import BackgroundServer
 from stores import KvStore
-from tests.serve.fakes import GENERATION, Corpus, ScriptedModel, events, until
+from tests.serve.fakes import Corpus, events, until
+from tests.serve.scripted import GENERATION, ScriptedModel
 from tests.serve.test_following import OTHER, Replica
 
 COMMON = "The lamp in the hall is lit."

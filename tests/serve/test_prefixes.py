@@ -6,7 +6,8 @@ import pytest
 
 from schemas.head import DocumentState
 from schemas.ids import DocumentKey
-from tests.serve.fakes import PREFIX, certificate, until
+from tests.serve.fakes import certificate, until
+from tests.serve.scripted import PREFIX
 
 TEXTS = ("The lake is deep.", "The lake is deep and cold.", "The lake is deep and cold and blue.")
 LAKE = DocumentKey("default", "lake")

@@ -19,7 +19,8 @@ from serve import BackgroundServer
 from serve.tail import CommitTail
 from stores.receipts import Receipts
 from stores.replicas import Replicas
-from tests.serve.fakes import GENERATION, metric, until
+from tests.serve.fakes import metric, until
+from tests.serve.scripted import GENERATION
 
 TEXTS = ("The lake is deep.", "The lake is deep and cold.", "The lake is deep and cold and blue.")
 LAKE = DocumentKey("default", "lake")
