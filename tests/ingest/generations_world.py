@@ -49,6 +49,14 @@ class TwoGenerations(World):
         self.index(self.new_index_parts)
         self.prefill(self.new_prefill_parts)
 
+    def ingest_into_both(self, text):
+        """Version 1 of document `d`, with KV: fed to the old generation, then the new one is built and catches up."""
+        self.change(text, 1)
+        self.index()
+        self.prefill()
+        self.build()
+        self.catch_up()
+
     def feed_new(self):
         """From now on a PREFILL of the new generation runs somewhere, as its lease says."""
         self.leases.append(self.store.leases.hold(NEW.name, "prefill"))

@@ -121,11 +121,7 @@ def test_of_two_switches_at_the_same_time_the_second_is_told(world):
 
 def test_a_deletion_reaches_a_generation_that_nobody_feeds_and_does_not_come_back_by_rollback(world):
     """Bug: the old generation kept a deleted document, and a rollback answered from it."""
-    world.change("a secret", 1)
-    world.index()
-    world.prefill()
-    world.build()
-    world.catch_up()
+    world.ingest_into_both("a secret")
     world.promote()  # from here on only the new one is fed
     world.change(None, 2)
     world.catch_up()
@@ -144,11 +140,7 @@ def test_a_deletion_reaches_a_generation_that_nobody_feeds_and_does_not_come_bac
 
 def test_a_receipt_waits_for_the_prefill_of_a_generation_that_is_fed(world):
     """It may be putting KV of an older version there just now: gone is gone when it has passed the tombstone."""
-    world.change("text", 1)
-    world.index()
-    world.prefill()
-    world.build()
-    world.catch_up()
+    world.ingest_into_both("text")
     world.feed_new()
     world.change(None, 2)
     world.index()
@@ -204,11 +196,7 @@ def test_a_deletion_that_the_topic_has_forgotten_is_carried_over(world):
 
 def test_a_deletion_that_the_topic_has_forgotten_deletes_what_a_source_brought(world):
     """Files of yesterday hold the document, the deletion is of today and no longer in the topic."""
-    world.change("text", 1)
-    world.index()
-    world.prefill()
-    world.build()
-    world.catch_up()
+    world.ingest_into_both("text")
     gone = replace(world.index_parts, generations=None)  # as if the deletion had been before the record was kept
     world.change(None, 2)
     world.index(gone)
@@ -236,11 +224,7 @@ def test_a_document_that_came_back_there_is_not_deleted_by_an_older_tombstone(wo
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", ["flip", "delete", "stale_chunk_ids"])
 def test_a_crash_while_deleting_there_is_repaired_by_reading_the_event_again(world, call, after):
-    world.change("text", 1)
-    world.index()
-    world.prefill()
-    world.build()
-    world.catch_up()
+    world.ingest_into_both("text")
     world.change(None, 2)
 
     def crashing(*args, beside=world.qdrant.beside):
@@ -258,11 +242,7 @@ def test_a_crash_while_deleting_there_is_repaired_by_reading_the_event_again(wor
 
 def test_a_generation_that_is_reclaimed_meanwhile_does_not_stop_the_pipeline(world):
     """Bug: INDEX failed on collections that gc had just deleted, again and again."""
-    world.change("text", 1)
-    world.index()
-    world.prefill()
-    world.build()
-    world.catch_up()
+    world.ingest_into_both("text")
     world.change(None, 2)
 
     def gone(*args, beside=world.qdrant.beside):
@@ -279,10 +259,7 @@ def test_a_generation_that_is_reclaimed_meanwhile_does_not_stop_the_pipeline(wor
 
 
 def test_a_store_that_fails_there_is_not_taken_for_a_generation_that_is_gone(world):
-    world.change("text", 1)
-    world.index()
-    world.build()
-    world.catch_up()
+    world.ingest_into_both("text")
     world.change(None, 2)
 
     def failing(*args, beside=world.qdrant.beside):
@@ -299,11 +276,7 @@ def test_a_store_that_fails_there_is_not_taken_for_a_generation_that_is_gone(wor
 
 
 def test_a_generation_that_is_being_reclaimed_still_counts_until_it_is_empty(world):
-    world.change("text", 1)
-    world.index()
-    world.prefill()
-    world.build()
-    world.catch_up()
+    world.ingest_into_both("text")
     world.store.change(lambda now: now.reclaiming(NEW.name, 1))  # gc was killed here
     world.change(None, 2)
     world.index()

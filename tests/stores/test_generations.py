@@ -152,7 +152,6 @@ def test_settings_of_a_generation_are_put_into_those_of_another_process(tmp_path
         {"model": {"name": "x", "device": "cuda"}, "chunker": {"max_tokens": 99}, "prompt": {"system": "Say."}}
     )
     made = made.model_copy(update={"prefill": PrefillSettings(variant="company", company=company)})
-    entry = Generations().add(NEW, made, 1).known[0]
     entry = Generations.from_bytes(Generations().add(NEW, made, 1).to_bytes()).known[0]
     mine = load_settings({"model": {"device": "cpu"}, "serve": {"port": 1}})
     adapted = entry.adapt(mine)
