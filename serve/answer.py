@@ -16,6 +16,7 @@ import torch
 
 from engine import KvRows, Plan, SamplingParams, Step
 from engine.repair import TokenCounts, count_tokens
+from engine.variants import VARIANTS
 from schemas.api import AnswerRequest, AnswerResponse, CacheMode, Citation, Timing, Usage
 from schemas.certificate import Certificate
 from schemas.errors import Cancelled, RequestError
@@ -311,12 +312,10 @@ class Answerer:
             if cancelled():
                 return
             start_s = time.perf_counter()
-            variant = self._parts.variant
-            exact_first = variant.first_chunk_exact and not draft.known.n_chunks
+            exact_first = self._parts.variant.first_chunk_exact and not draft.known.n_chunks
             policy, budget = draft.choice.policy, draft.choice.budget
-            draft.repair = model.select(
-                plan, stitched, policy, budget, first_chunk_exact=exact_first, fused=variant.fused
-            )
+            fused = VARIANTS[draft.choice.row.variant].fused  # as it was certified: some rows may be those of pass 1
+            draft.repair = model.select(plan, stitched, policy, budget, first_chunk_exact=exact_first, fused=fused)
             draft.seconds["select"] = time.perf_counter() - start_s
 
         start_s = time.perf_counter()

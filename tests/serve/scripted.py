@@ -89,6 +89,7 @@ class ScriptedModel:
     stitched_rows: list[int] = field(default_factory=list)
     fronts: list[Any] = field(default_factory=list)
     selected: list[tuple[str, float, bool]] = field(default_factory=list)
+    selected_as_fused: list[bool] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)  # tokens of the exact prefix that was handed over
     exact_rows_last: bool = True
     repaired: list[int] = field(default_factory=list)
@@ -120,6 +121,7 @@ class ScriptedModel:
     ) -> torch.Tensor:
         """The first tokens of the chunks behind the first, whatever the policy."""
         self.selected.append((policy.name, budget, first_chunk_exact))
+        self.selected_as_fused.append(fused)
         chunks = plan.chunks[1:] if first_chunk_exact else plan.chunks
         n = round(budget * sum(len(chunk) for chunk in plan.chunks))
         return torch.tensor([at for chunk in chunks for at in range(chunk.start, chunk.end)][:n], dtype=torch.int64)

@@ -107,6 +107,15 @@ def test_blend_spends_what_is_certified_for_the_rows_that_are_really_served(clie
     assert (body["policy"], body["budget"], body["fallback"]) == ("closure", 0.2, {"neighbour": 2})
 
 
+def test_a_policy_is_told_of_the_rows_that_are_really_served(client, fused):
+    """Bug: it chose as for fused rows among rows of pass 1, which is not what their certificate was measured with."""
+    fused.certificates.append(certificate(("fused", "closure", 0.1, 0.01), ("shared_prefix", "closure", 0.2, 0.04)))
+    ask(client, cache_mode="blend")
+    fused.corpus.flip("near", 2)
+    ask(client, cache_mode="blend")
+    assert fused.model.selected_as_fused == [True, False]
+
+
 def test_blend_is_exact_where_only_fused_rows_are_certified_and_one_is_not(client, fused):
     fused.certificates.append(certificate(("fused", "none", 0.0, 0.01)))
     fused.corpus.flip("near", 2)
