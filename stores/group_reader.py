@@ -36,6 +36,7 @@ from kafka.errors import (
     InvalidSessionTimeoutError,
     KafkaError,
     NoOffsetForPartitionError,
+    RetriableError,
     UnknownMemberIdError,
 )
 from kafka.structs import MemberState
@@ -225,7 +226,10 @@ class GroupReader(PartitionReader):
             else:
                 self._drop(kind, partitions)
         if self._coming:
-            self._begin()
+            try:
+                self._begin()
+            except RetriableError as error:  # the next poll tries again, and what this one has read is not lost
+                log.debug("group %s: partitions %s cannot begin yet: %r", self.group, sorted(self._coming), error)
 
     def _drop(self, kind: str, partitions: Collection[int]) -> None:
         gone = {p: self._held[p] for p in partitions if p in self._held}

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from kafka.errors import KafkaTimeoutError
 
 from schemas.errors import SettingsError, TopicError
 from stores.broker import EmbeddedBroker
@@ -99,6 +100,31 @@ def test_a_partition_that_goes_may_be_committed_until_it_is_released_and_is_read
     one.release()
     until(has(two, len(gone)), one, two)
     assert {partition: tenure.start for partition, tenure in two.held.items()} == {p: done[p] for p in gone}
+
+
+class FirstAskUnanswered(GroupReader):
+    """The first time that a partition comes, the broker does not say in time where the group is in it."""
+
+    unanswered = 0
+
+    def _committed(self, partitions):
+        if self.held and not self.unanswered:
+            self.unanswered += 1
+            raise KafkaTimeoutError("no answer")
+        return super()._committed(partitions)
+
+
+@pytest.mark.service
+def test_what_a_poll_has_read_is_not_lost_where_a_partition_that_comes_cannot_begin_yet(kafka):
+    """Bug: the reader stood behind messages that nobody was given, and committed them with what came next."""
+    with FirstAskUnanswered(kafka, kafka.documents_topic, kafka.group) as one:
+        until(has(one, 3), one)
+        one.seek({})
+        one._consumer.pause(one._tp(2))
+        one._moves.append(("coming", frozenset({2})))  # as its listener says it, while 0 and 1 are read on
+        (read,) = until(lambda: one.lag() == 0, one)
+    assert one.unanswered == 1
+    assert {message.key for message in read} == {b"key %d" % n for n in range(N)}
 
 
 @pytest.mark.service
