@@ -140,8 +140,6 @@ def _load(embedder: EmbedderSettings, cache: Path) -> Embedder:
     import torch
     from sentence_transformers import SentenceTransformer
 
-    from engine.dtype import resolve_dtype
-
     identity = embedder_identity(embedder, cache)
     folder = embedder_folder(embedder.name)
     device = None if embedder.device == "auto" else embedder.device
@@ -149,8 +147,17 @@ def _load(embedder: EmbedderSettings, cache: Path) -> Embedder:
         model = SentenceTransformer(str(folder), device=device, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UnsupportedModelError(f"{embedder.name}: the embedder cannot be loaded: {error}") from error
-    dtype: torch.dtype = getattr(torch, resolve_dtype(embedder, folder, cache))
+    dtype: torch.dtype = getattr(torch, _dtype(embedder, folder, cache))
     return Embedder(model.to(dtype).eval(), identity, embedder.batch_size)
+
+
+def _dtype(embedder: EmbedderSettings, folder: Path, cache: Path) -> str:
+    from engine.dtype import resolve_dtype
+
+    try:
+        return resolve_dtype(embedder, folder, cache)
+    except UnsupportedModelError:  # of another kind than is measured, such as T5's
+        return "float32"
 
 
 def _dimension(folder: Path) -> int:

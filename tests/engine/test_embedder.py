@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer, T5Config, T5EncoderModel
 
 from engine.embedder import Embedder, embedder_identity, load_embedder
+from engine.models import embedder_folder
 from schemas.errors import UnsupportedModelError
 from schemas.settings import EmbedderSettings
 
@@ -76,6 +80,25 @@ def test_vectors_of_bfloat16_are_those_of_float32_for_every_purpose(tmp_path: Pa
     assert 0.9998 < float((whole * rounded).sum(1).min()) < 1 - 1e-7  # and it is another dtype
     assert float(embedder.embed_query("owls") @ half.embed_query("owls")) > 0.9998
     assert half.sha256 == embedder.sha256
+
+
+def test_an_encoder_whose_dtype_cannot_be_measured_is_loaded_in_float32(tmp_path: Path) -> None:
+    """Bug: with dtype auto an encoder of T5's kind was refused, because it is no causal language model."""
+    tokenizer = AutoTokenizer.from_pretrained(embedder_folder("minilm"))
+    config = T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=len(tokenizer))
+    T5EncoderModel(config).save_pretrained(tmp_path / "t5")
+    tokenizer.save_pretrained(tmp_path / "t5")
+    spelled = json.loads((tmp_path / "t5" / "config.json").read_text()) | {"is_encoder_decoder": True}  # as published
+    (tmp_path / "t5" / "config.json").write_text(json.dumps(spelled))
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    modules += [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    (tmp_path / "t5" / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "t5" / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    (tmp_path / "t5" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    encoder = load_embedder(EmbedderSettings(name=str(tmp_path / "t5")), tmp_path / "cache")
+    assert encoder.embed_query("owls").shape == (32,)
+    assert encoder._model.dtype == torch.float32
 
 
 def test_no_texts_are_no_vectors(embedder: Embedder) -> None:
