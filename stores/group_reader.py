@@ -164,14 +164,18 @@ class GroupReader(PartitionReader):
         super().close()
 
     def _poll(self, limit: int, timeout_ms: int) -> dict[Any, list[Any]]:
-        began, slice_ms, wait_s = time.monotonic(), SLICE_MS, timeout_ms / 1000
+        due = time.monotonic() + timeout_ms / 1000
+        end, slice_ms, joining_since = due, SLICE_MS, None
         while True:
-            left_ms = int((began + wait_s - time.monotonic()) * 1000)
+            left_ms = int((end - time.monotonic()) * 1000)
             polled, moved = self._poll_slice(limit, max(0, min(slice_ms, left_ms)))
-            joining = self._state() is MemberState.REBALANCING and not self._closing.is_set()
-            slice_ms = JOIN_SLICE_MS if joining else SLICE_MS
-            wait_s = max(JOIN_S if joining else 0.0, timeout_ms / 1000)
-            if polled or moved or time.monotonic() >= began + wait_s:
+            now = time.monotonic()
+            if self._state() is MemberState.REBALANCING and not self._closing.is_set():
+                joining_since = joining_since or now
+                end, slice_ms = max(due, joining_since + JOIN_S), JOIN_SLICE_MS
+            else:
+                end, slice_ms, joining_since = due, SLICE_MS, None
+            if polled or moved or now >= end:
                 return polled
 
     def _state(self) -> Any:
