@@ -153,7 +153,7 @@ def _dead_letters(kafka: KafkaSettings) -> Check:
     return Check(
         name,
         "warn",
-        f"{len(found) - again} put aside in {topic} and not served, {again} more sent again. `kvquilt dlq ls` lists "
+        f"{len(found) - again} put aside in {topic} and not sent again, {again} more were. `kvquilt dlq ls` lists "
         "them with their causes; when a cause is gone, `kvquilt dlq replay` sends them again",
     )
 

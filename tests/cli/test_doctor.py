@@ -39,11 +39,11 @@ def test_dead_letters_are_a_warning_until_they_are_sent_again(settings, capsys):
     put_aside(settings, b"b")
     check = dead_letters(settings)
     assert check.state == "warn"
-    assert check.says.startswith(f"2 put aside in {topic} and not served, 0 more sent again. `kvquilt dlq ls` lists")
+    assert check.says.startswith(f"2 put aside in {topic} and not sent again, 0 more were. `kvquilt dlq ls` lists")
 
     send_again(Context(settings, Format.JSON, quiet=True), Which(), dry_run=False)
     check = dead_letters(settings)
     assert (check.state, check.says) == ("ok", f"2 in {topic}, all of them sent again")
 
     put_aside(settings, b"c")
-    assert dead_letters(settings).says.startswith(f"1 put aside in {topic} and not served, 2 more sent again")
+    assert dead_letters(settings).says.startswith(f"1 put aside in {topic} and not sent again, 2 more were")
