@@ -39,6 +39,7 @@ def test_the_layers_hold():
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.slow
 def test_transformers_works_beside_our_package_called_kernels():
     """Bug: Hugging Face publishes an optional package called kernels; transformers must not take ours for it."""
     program = (

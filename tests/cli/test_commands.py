@@ -63,6 +63,7 @@ def test_an_unknown_option_is_exit_status_2():
     assert kvquilt("up", "--prot", "1").returncode == 2
 
 
+@pytest.mark.slow
 def test_doctor_says_what_is_off_without_a_running_system(tmp_path):
     result = kvquilt("doctor", "--data-dir", str(tmp_path), "--format", "json", "-q")
     checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}

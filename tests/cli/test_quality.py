@@ -52,6 +52,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(arguments, said, monkeyp
     assert said in str(caught.value)
 
 
+@pytest.mark.slow
 def test_it_is_one_sentence_and_exit_status_1() -> None:
     result = kvquilt("eval", "musque")
     assert result.returncode == 1

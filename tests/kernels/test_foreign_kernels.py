@@ -23,6 +23,7 @@ def run(program):
     )
 
 
+@pytest.mark.slow
 def test_transformers_is_not_fooled_by_our_package():
     """It takes the version of whatever distribution owns `kernels`; a kvquilt 0.18.2 would be imported as the hub's."""
     done = run(

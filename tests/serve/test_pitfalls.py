@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from schemas.head import DocumentState
 from schemas.ids import DocumentKey
 
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath", "inlet", "jetty")
 
 
+@pytest.mark.slow
 def test_cap_01_new_combinations_of_chunks_store_nothing_and_hit_as_often_as_the_first(client, bench):
     """Keys that are chained over a prompt make an object of every combination, and push out what is used."""
     names = [f"{a} {b}" for a in WORDS for b in WORDS]
