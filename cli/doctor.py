@@ -82,11 +82,12 @@ def look(settings: Settings) -> Iterator[Check]:
     yield _service(settings, running)
 
 
-def _checked(name: str, look_at: Callable[[], str]) -> Check:
+def _checked(name: str, look_at: Callable[[], str | Check]) -> Check:
     try:
-        return Check(name, "ok", look_at())
+        found = look_at()
     except KvquiltError as error:
         return Check(name, "bad", str(error))
+    return found if isinstance(found, Check) else Check(name, "ok", found)
 
 
 def _version(package: str, oldest: tuple[int, int]) -> str:
@@ -135,23 +136,20 @@ def _broker(settings: Settings, running: Running | None) -> Iterator[Check]:
 
     yield _checked("broker", topics)
     yield _checked("ingest", behind)
-    yield _dead_letters(kafka)
+    yield _checked("dead letters", lambda: _dead_letters(kafka))
 
 
-def _dead_letters(kafka: KafkaSettings) -> Check:
+def _dead_letters(kafka: KafkaSettings) -> str | Check:
     from stores import read_all
     from stores.dead_letters import read_letters
 
-    name, topic = "dead letters", kafka.dead_letter_topic
-    try:
-        found = read_letters(read_all(kafka, topic))
-    except KvquiltError as error:
-        return Check(name, "bad", str(error))
+    topic = kafka.dead_letter_topic
+    found = read_letters(read_all(kafka, topic))
     again = sum(bool(letter.replayed) for letter in found)
     if len(found) == again:
-        return Check(name, "ok", f"{len(found)} in {topic}, all of them sent again" if found else f"none in {topic}")
+        return f"{len(found)} in {topic}, all of them sent again" if found else f"none in {topic}"
     return Check(
-        name,
+        "dead letters",
         "warn",
         f"{len(found) - again} put aside in {topic} and not sent again, {again} more were. `kvquilt dlq ls` lists "
         "them with their causes; when a cause is gone, `kvquilt dlq replay` sends them again",

@@ -80,13 +80,18 @@ def test_a_document_that_never_was_is_deleted_with_zero_everywhere(world):
     assert receipt(world, 1).state is ReceiptState.COMPLETE
 
 
-def test_kv_that_is_put_after_the_deletion_is_deleted_and_counted(world):
-    """A receipt that was closed before the last prefill had ended would be false."""
+def delete_with_kv_that_is_put_late(world):
+    """INDEX has passed the tombstone when one more artifact arrives."""
     live(world)
     world.change(None, 2)
     world.index()
     key, artifact = fake_artifact(document(), [7, 8, 9], generation=world.kv.generation)
     world.kv.put(document(), key, artifact)
+
+
+def test_kv_that_is_put_after_the_deletion_is_deleted_and_counted(world):
+    """A receipt that was closed before the last prefill had ended would be false."""
+    delete_with_kv_that_is_put_late(world)
     world.prefill()
     assert counts(receipt(world, 2))[Place.OBJECTS] == (13, 13, 0)
 
@@ -254,11 +259,7 @@ def test_artifacts_of_other_documents_that_were_fused_with_it_go_and_are_counted
 
 def test_prefill_leaves_no_part_beside_a_receipt_that_another_process_closed_meanwhile(world):
     """A process that was cut off from the group and does not know noted what it had found, for ever."""
-    live(world)
-    world.change(None, 2)
-    world.index()
-    key, artifact = fake_artifact(document(), [7, 8, 9], generation=world.kv.generation)
-    world.kv.put(document(), key, artifact)
+    delete_with_kv_that_is_put_late(world)
     other_does_all = CrashPoint("keys", at=2, fault=lambda: world.prefill())  # after it has counted what there is
     parts = replace(world.prefill_parts, kv=with_faults(world.kv, other_does_all))
     (head,) = world.qdrant.documents()
