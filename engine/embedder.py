@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.building import building
 from engine.models import display_name, embedder_folder, file_sha256, weights_digest
 from schemas.errors import UnsupportedModelError
 from schemas.ids import digest
@@ -144,7 +145,8 @@ def _load(embedder: EmbedderSettings, cache: Path) -> Embedder:
     folder = embedder_folder(embedder.name)
     device = None if embedder.device == "auto" else embedder.device
     try:
-        model = SentenceTransformer(str(folder), device=device, local_files_only=True)
+        with building():
+            model = SentenceTransformer(str(folder), device=device, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UnsupportedModelError(f"{embedder.name}: the embedder cannot be loaded: {error}") from error
     dtype: torch.dtype = getattr(torch, _dtype(embedder, folder, cache))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.building import building
 from schemas.errors import UnsupportedModelError
 
 # llama.cpp names the text splitter of a BPE tokenizer; the converter in transformers does not read the name, and
@@ -22,18 +23,13 @@ def convert(gguf: Path, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    showed_progress = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        with building():
+            tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     except Exception as error:
         raise UnsupportedModelError(f"{gguf.name}: this GGUF file cannot be read: {error}") from error
-    finally:
-        if showed_progress:
-            logging.enable_progress_bar()
     if _text_splitter(gguf) in _SPLITS_DIGITS:
         _split_digits(tokenizer)
     tokenizer.save_pretrained(folder)

@@ -20,8 +20,8 @@ import transformers
 from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModelForCausalLM, Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import logging
 
+from engine.building import building
 from engine.models import remembered
 from kernels import RopeTables
 from schemas.errors import UnsupportedModelError
@@ -176,21 +176,17 @@ def load_hf(folder: Path, dtype: str, device: torch.device) -> HfModel:
     Raises:
         UnsupportedModelError: the files are damaged, or the family's attention is not open to us.
     """
-    showed_progress = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=getattr(torch, dtype),
-            attn_implementation=ATTENTION,
-            local_files_only=True,
-            use_safetensors=True,
-        )
+        with building():
+            model = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=getattr(torch, dtype),
+                attn_implementation=ATTENTION,
+                local_files_only=True,
+                use_safetensors=True,
+            )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise UnsupportedModelError(f"{folder.name}: the model cannot be loaded: {error}") from error
-    finally:
-        if showed_progress:
-            logging.enable_progress_bar()
     return HfModel(model.to(device))
 
 
@@ -208,7 +204,7 @@ def _small_model(config: Any) -> Any:
     small.pad_token_id = small.bos_token_id = small.eos_token_id = 0
     for attempt in (small, config):  # a family whose sizes depend on one another is built in full
         try:
-            with torch.random.fork_rng(devices=[]):
+            with building(), torch.random.fork_rng(devices=[]):
                 return AutoModelForCausalLM.from_config(attempt)
         except (ValueError, RuntimeError, AttributeError, TypeError) as error:
             failure = error
