@@ -93,8 +93,8 @@ class Blobs:
             except (BaseError, OSError) as error:
                 if self._surely_there(key):  # a conflict can surface as a generic error
                     return False
-                if self._folder is not None and "(os error 2)" in str(error) and tries_left:
-                    tries_left -= 1  # a delete emptied the folder and took it away
+                if self._folder is not None and _folder_went(error) and tries_left:
+                    tries_left -= 1
                     continue
                 raise BlobError(f"{self.url}: {key} was not written: {_reason(error)}") from error
 
@@ -263,6 +263,12 @@ def _check_key(key: str) -> str:
     if not _KEY.fullmatch(key) or any(segment in (".", "..") for segment in key.split("/")):
         raise ValueError(f"key {key!r} must be segments of 1 to 250 of A-Z a-z 0-9 _ . = @ + - with slashes between")
     return key
+
+
+def _folder_went(error: BaseException) -> bool:
+    """A delete emptied the folder and took it away, before the file was opened (ENOENT) or while it was made (EEXIST:
+    it was there, and then it was no folder)."""
+    return any(number in str(error) for number in ("(os error 2)", "(os error 17)"))
 
 
 def _reason(error: BaseException) -> str:
