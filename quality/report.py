@@ -42,8 +42,36 @@ def summarise(results: Iterable[Result], about: dict[str, Any]) -> Report:
     rows = []
     for set_name, methods in by_set.items():
         full, nothing = (methods.get(("", policy, "", 0.0), {}) for policy in (FULL, NO_CONTEXT))
-        rows += [_row(set_name, name, list(each.values()), full, nothing) for name, each in methods.items()]
+        best = _best(methods)
+        for name, each in methods.items():
+            row = _row(set_name, name, list(each.values()), full, nothing)
+            rows.append(row | _against_best(each, methods[best[name]] if name in best else None))
     return Report(tuple(rows), about)
+
+
+def _best(methods: dict[_Name, dict[str, Result]]) -> dict[_Name, _Name]:
+    """For every method that repairs: the one of least KL with its variant and budget, where there are several."""
+    groups: dict[tuple[str, float], list[_Name]] = {}
+    for name in methods:
+        variant, _, _, budget = name
+        if budget:
+            groups.setdefault((variant, budget), []).append(name)
+    return {
+        name: min(group, key=lambda each: statistics.fmean(result.kl for result in methods[each].values()))
+        for group in groups.values()
+        if len(group) > 1
+        for name in group
+    }
+
+
+def _against_best(results: dict[str, Result], best: dict[str, Result] | None) -> Row:
+    """KL less the best method's, over the questions of both, with a paired bootstrap interval."""
+    if best is None:
+        return {"kl_over_best": None, "kl_over_best_low": None, "kl_over_best_high": None}
+    more = [results[question].kl - best[question].kl for question in results if question in best]
+    low, high = mean_interval(more)
+    mean = statistics.fmean(more) if more else None
+    return {"kl_over_best": mean, "kl_over_best_low": low, "kl_over_best_high": high}
 
 
 def _row(
@@ -115,30 +143,23 @@ _COLUMNS = (
 
 
 def markdown(report: Report) -> str:
-    """One table per set; the best KL of every variant and budget is bold."""
+    """One table per set; of every variant and budget the best KL is bold, and ≈ marks what cannot be told from it.
+
+    A method cannot be told from the best when the paired 95 % interval of their difference holds 0; few questions
+    tell little apart.
+    """
     parts = []
     for set_name in dict.fromkeys(row["set"] for row in report.rows):
         rows = [row for row in report.rows if row["set"] == set_name]
         n = max(row["questions"] for row in rows)
         parts.append(f"### {set_name}, {n} questions\n\n| {' | '.join(title for _, title, _ in _COLUMNS)} |")
         parts.append("|---|---|" + "--:|" * (len(_COLUMNS) - 2))
-        best = _best(rows)
-        parts += [
-            "| " + " | ".join(_cell(row, *column[::2], bold=row in best) for column in _COLUMNS) + " |" for row in rows
-        ]
+        parts += ["| " + " | ".join(_cell(row, *column[::2]) for column in _COLUMNS) + " |" for row in rows]
         parts.append("")
     return "\n".join(parts)
 
 
-def _best(rows: Sequence[Row]) -> list[Row]:
-    groups: dict[tuple[str, float], list[Row]] = {}
-    for row in rows:
-        if row["budget"]:
-            groups.setdefault((row["variant"], row["budget"]), []).append(row)
-    return [min(group, key=lambda row: float(row["kl"])) for group in groups.values() if len(group) > 1]
-
-
-def _cell(row: Row, field: str, form: str, *, bold: bool) -> str:
+def _cell(row: Row, field: str, form: str) -> str:
     value = row[field]
     if field == "policy":
         return f"{str(value).replace('_', ' ')} {row['options']}".strip()
@@ -148,7 +169,11 @@ def _cell(row: Row, field: str, form: str, *, bold: bool) -> str:
     if field == "retention" and row["asked"]:
         span = f"{row['retention_low']:.0%} to {row['retention_high']:.0%}"
         text += f" ({row['kept']}/{row['asked']}, {span}, +{row['gained']})"
-    return f"**{text}**" if bold and field == "kl" else text
+    if field == "kl" and row["kl_over_best"] is not None:
+        if row["kl_over_best"] == 0 == row["kl_over_best_high"]:
+            return f"**{text}**"
+        return f"{text} ≈" if row["kl_over_best_low"] <= 0 else text
+    return text
 
 
 def terminal(row: Row) -> str:

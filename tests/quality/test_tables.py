@@ -85,6 +85,24 @@ def test_the_markdown_table_marks_the_best_of_each_budget() -> None:
     assert len(widths) == 1
 
 
+def test_a_method_that_few_questions_cannot_tell_from_the_best_is_marked() -> None:
+    """closure .1, .2, .3; cacheblend is worse on one question and better on another; random is worse on each."""
+    others = []
+    for number, (uneven, worse) in enumerate([(0.35, 0.2), (0.15, 0.3), (0.25, 0.4)]):
+        others += [result("cacheblend", f"q{number}", uneven, budget=0.15)]
+        others += [result("random", f"q{number}", worse, budget=0.15)]
+    report = summarise(table() + others, {})
+    rows = {row["policy"]: row for row in report.rows if row["budget"]}
+    assert rows["cacheblend"]["kl_over_best"] == pytest.approx(0.05)
+    assert rows["cacheblend"]["kl_over_best_low"] < 0 < rows["cacheblend"]["kl_over_best_high"]
+    assert rows["random"]["kl_over_best_low"] == pytest.approx(0.1)
+    text = markdown(report)
+    assert "| cacheblend | 15% | 0.2500 ≈ |" in text
+    assert "| random | 15% | 0.3000 |" in text
+    (unrepaired,) = [row for row in report.rows if row["policy"] == "none"]
+    assert unrepaired["kl_over_best"] is None
+
+
 def test_the_plot_is_a_picture_with_every_method_in_it() -> None:
     picture = svg(summarise(table(), {}), "s")
     root = ET.fromstring(picture)
