@@ -266,8 +266,7 @@ def _check_key(key: str) -> str:
 
 
 def _folder_went(error: BaseException) -> bool:
-    """A delete emptied the folder and took it away, before the file was opened (ENOENT) or while it was made (EEXIST:
-    it was there, and then it was no folder)."""
+    """A delete emptied the folder and took it away: before the file was opened, or while the folder was being made."""
     return any(number in str(error) for number in ("(os error 2)", "(os error 17)"))
 
 
