@@ -1,4 +1,4 @@
-"""`kvquilt dlq`: dead letters listed, shown whole, and sent again."""
+"""`kvquilt dlq`: dead letters listed, shown whole, sent again, and dismissed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cli.context import Context
 from cli.running import with_broker
 from schemas.errors import InputError
 from schemas.settings import KafkaSettings
-from stores.dead_letters import DeadLetter, LetterId, read_letters, replay
+from stores.dead_letters import DeadLetter, LetterId, dismiss, read_letters, replay
 from stores.topics import Publisher, ensure_topics, read_all
 
 _MESSAGE_CHARS = 100  # of a line of `ls`
@@ -20,7 +20,7 @@ _MESSAGE_CHARS = 100  # of a line of `ls`
 
 @dataclass(frozen=True)
 class Which:
-    """Which letters: those with these ids, or those that all of the rest fits. `again`: also those sent before."""
+    """Which letters: those with these ids, or those that all of the rest fits. `again`: also the settled ones."""
 
     ids: tuple[LetterId, ...] = ()
     stage: str | None = None
@@ -33,7 +33,7 @@ class Which:
         if self.ids:
             return letter.id in self.ids
         wanted = ((self.stage, letter.stage), (self.error, letter.error), (self.key, letter.key_text))
-        return all(want in (None, is_) for want, is_ in wanted) and (self.again or not letter.replayed)
+        return all(want in (None, is_) for want, is_ in wanted) and (self.again or not letter.settled)
 
 
 def ls(context: Context, which: Which, limit: int) -> None:
@@ -43,8 +43,10 @@ def ls(context: Context, which: Which, limit: int) -> None:
     found = [letter for letter in letters if which.has(letter)]
     shown = found[-limit:]
     sent = sum(bool(letter.replayed) for letter in letters)
+    dismissed = sum(letter.dismissed for letter in letters)
     text = [
-        f"{len(letters)} in {kafka.dead_letter_topic}, {sent} of them sent again; {len(shown)} of {len(found)} shown"
+        f"{len(letters)} in {kafka.dead_letter_topic}, {sent} of them sent again, {dismissed} dismissed; "
+        f"{len(shown)} of {len(found)} shown"
     ]
     text += [_line(letter) for letter in shown]
     context.result(
@@ -52,6 +54,7 @@ def ls(context: Context, which: Which, limit: int) -> None:
             "topic": kafka.dead_letter_topic,
             "total": len(letters),
             "replayed": sent,
+            "dismissed": dismissed,
             "matching": len(found),
             "letters": [_plain(letter) for letter in shown],
         },
@@ -87,10 +90,7 @@ def send_again(context: Context, which: Which, *, dry_run: bool) -> None:
         InputError: there are none, or some cannot be sent; the others were.
     """
     kafka = with_broker(context.settings).kafka
-    chosen = [letter for letter in _letters(kafka) if which.has(letter)]
-    missing = set(which.ids) - {letter.id for letter in chosen}
-    if missing:
-        raise InputError(f"no dead letter {', '.join(map(str, sorted(missing)))} in {kafka.dead_letter_topic}")
+    chosen = _chosen(kafka, which)
     if dry_run:
         context.result(
             {"would_send": [_plain(letter) for letter in chosen]},
@@ -115,6 +115,31 @@ def send_again(context: Context, which: Which, *, dry_run: bool) -> None:
     context.result({"sent": sent, "not_sent": refused}, f"{len(sent)} dead letters sent again")
     if refused:
         raise InputError(f"{len(refused)} of {len(chosen)} cannot be sent, the first: {refused[0]}")
+
+
+def set_aside(context: Context, which: Which, *, dry_run: bool) -> None:
+    """Note that letters are not wanted any more; they are left out of `ls` and of doctor's warning.
+
+    Raises:
+        InputError: there are none of these ids.
+    """
+    kafka = with_broker(context.settings).kafka
+    chosen = _chosen(kafka, which)
+    if not dry_run:
+        with Publisher(kafka) as publisher:
+            dismiss(publisher, kafka, chosen)
+    context.result(
+        {"would_dismiss" if dry_run else "dismissed": [_plain(letter) for letter in chosen]},
+        "\n".join([f"{len(chosen)} {'would be ' if dry_run else ''}dismissed", *map(_line, chosen)]),
+    )
+
+
+def _chosen(kafka: KafkaSettings, which: Which) -> list[DeadLetter]:
+    chosen = [letter for letter in _letters(kafka) if which.has(letter)]
+    missing = set(which.ids) - {letter.id for letter in chosen}
+    if missing:
+        raise InputError(f"no dead letter {', '.join(map(str, sorted(missing)))} in {kafka.dead_letter_topic}")
+    return chosen
 
 
 def _letters(kafka: KafkaSettings, values_of: Sequence[LetterId] = ()) -> list[DeadLetter]:
@@ -150,6 +175,7 @@ def _with_values(kafka: KafkaSettings, batch: Sequence[DeadLetter]) -> list[Dead
 
 def _line(letter: DeadLetter) -> str:
     again = f", sent again {letter.replayed}x" if letter.replayed else ""
+    again += ", dismissed" if letter.dismissed else ""
     said = letter.message if len(letter.message) <= _MESSAGE_CHARS else letter.message[:_MESSAGE_CHARS] + "…"
     return f"{letter.id!s:>8}  {_time(letter.put_aside_ms)}  {letter.stage:<7} {letter.key_text}: {said}{again}"
 
@@ -170,6 +196,7 @@ def _plain(letter: DeadLetter) -> dict[str, Any]:
         "nbytes": letter.nbytes,
         "omitted": letter.omitted,
         "replayed": letter.replayed,
+        "dismissed": letter.dismissed,
     }
 
 

@@ -145,14 +145,15 @@ def _dead_letters(kafka: KafkaSettings) -> str | Check:
 
     topic = kafka.dead_letter_topic
     found = read_letters(read_all(kafka, topic))
-    again = sum(bool(letter.replayed) for letter in found)
-    if len(found) == again:
-        return f"{len(found)} in {topic}, all of them sent again" if found else f"none in {topic}"
+    settled = sum(letter.settled for letter in found)
+    if len(found) == settled:
+        return f"{len(found)} in {topic}, all of them sent again or dismissed" if found else f"none in {topic}"
     return Check(
         "dead letters",
         "warn",
-        f"{len(found) - again} put aside in {topic} and not sent again, {again} more were. `kvquilt dlq ls` lists "
-        "them with their causes; when a cause is gone, `kvquilt dlq replay` sends them again",
+        f"{len(found) - settled} put aside in {topic} and not settled, {settled} more are. `kvquilt dlq ls` lists them "
+        "with their causes; when a cause is gone, `kvquilt dlq replay` sends them again; `kvquilt dlq dismiss` is for "
+        "those that nobody wants any more",
     )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from cli.context import Context
 from cli.options import command, setting
+from schemas.errors import InputError
 
 DataDir = Annotated[
     Path | None,
@@ -23,7 +24,7 @@ Bootstrap = Annotated[
 Stage = Annotated[str | None, typer.Option("--stage", help="Only of this step: parse, plan, embed, prefill.")]
 Error = Annotated[str | None, typer.Option("--error", help="Only of this class of error.")]
 Key = Annotated[str | None, typer.Option("--key", help="Only with this key: the document's id.")]
-Again = Annotated[bool, typer.Option("--again", help="Also those that were sent again before.")]
+Again = Annotated[bool, typer.Option("--again", help="Also those that were sent again or dismissed.")]
 
 
 def add_operations(app: typer.Typer) -> None:
@@ -79,6 +80,25 @@ def add_operations(app: typer.Typer) -> None:
 
         ids = tuple(map(LetterId.of, letters or ()))
         send_again(context, Which(ids, stage, error, key, again), dry_run=dry_run)
+
+    @command(dlq)
+    def dismiss(
+        context: Context,
+        letters: Annotated[list[str] | None, typer.Argument(help="partition:offset of each.")] = None,
+        stage: Stage = None,
+        error: Error = None,
+        key: Key = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which.")] = False,
+        data_dir: DataDir = None,
+        bootstrap: Bootstrap = None,
+    ) -> None:
+        """Note that dead letters are not wanted any more: their document was published anew, or is gone."""
+        from cli.dlq import Which, set_aside
+        from stores.dead_letters import LetterId
+
+        if not (letters or stage or error or key):
+            raise InputError("name the letters to dismiss, or choose them by --stage, --error or --key")
+        set_aside(context, Which(tuple(map(LetterId.of, letters or ())), stage, error, key), dry_run=dry_run)
 
     @command(app, long_running=True)
     def reconcile(

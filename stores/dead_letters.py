@@ -1,8 +1,8 @@
-"""Dead letters: reading them, and sending them again.
+"""Dead letters: reading them, sending them again, and dismissing them.
 
-The topic is a log of two kinds of records, told apart by their headers: letters (`kvquilt.error.…`, written by
-`Publisher.dead_letter`) and notes that a letter was sent again (`kvquilt.replayed.…`). Nothing is ever removed from it
-but by the broker's retention.
+The topic is a log of records told apart by their headers: letters (`kvquilt.error.…`, written by
+`Publisher.dead_letter`), and notes that a letter was sent again (`kvquilt.replayed.…`) or that nobody wants it any
+more (`kvquilt.dismissed.…`). Nothing is ever removed from it but by the broker's retention.
 
 A letter that is sent again keeps its place in the order of changes: headers carry the timestamp and offset that it
 came with first, and `in_its_place` puts them back where a version is to be made of them. Without that an old event
@@ -11,6 +11,7 @@ without a version would become the newest, and win over what came after it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from stores.publisher import ERROR_HEADERS, Publisher
 
 REPLAY_HEADERS = "kvquilt.replay."  # on an event that is sent again: .timestamp and .offset, its first ones
 REPLAYED_HEADERS = "kvquilt.replayed."  # on a note: .letter, and where to: .topic, .partition, .offset
+DISMISSED_HEADERS = "kvquilt.dismissed."  # on a note: .letter
 
 
 class LetterId(NamedTuple):
@@ -55,6 +57,7 @@ class DeadLetter:
         nbytes: of the value, also where it was not kept; None for a null value.
         omitted: the value was too large for the topic and is lost here: the letter cannot be sent again.
         replayed: how often it was sent again.
+        dismissed: someone decided that it is not wanted any more.
     """
 
     id: LetterId
@@ -73,6 +76,12 @@ class DeadLetter:
     nbytes: int | None
     omitted: bool
     replayed: int = 0
+    dismissed: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is left to do about it: it was sent again, or dismissed."""
+        return self.replayed > 0 or self.dismissed
 
     @property
     def key_text(self) -> str:
@@ -81,22 +90,26 @@ class DeadLetter:
 
 
 def read_letters(messages: Iterable[Message], *, values_of: Collection[LetterId] = ()) -> list[DeadLetter]:
-    """The letters among the records of the topic, oldest first, with how often each was sent again.
+    """The letters among the records of the topic, oldest first, with what became of each.
 
     Args:
         values_of: letters whose value is kept; a topic of large documents would not fit into memory.
     """
     letters: dict[LetterId, DeadLetter] = {}
-    replayed: dict[LetterId, int] = {}
+    replayed: Counter[LetterId] = Counter()
+    dismissed: set[LetterId] = set()
     for message in messages:
-        again = message.header(REPLAYED_HEADERS + "letter")
+        again, unwanted = (message.header(headers + "letter") for headers in (REPLAYED_HEADERS, DISMISSED_HEADERS))
         if again is not None:
-            letter_id = LetterId.of(again.decode())
-            replayed[letter_id] = replayed.get(letter_id, 0) + 1
+            replayed[LetterId.of(again.decode())] += 1
+        elif unwanted is not None:
+            dismissed.add(LetterId.of(unwanted.decode()))
         elif message.header(ERROR_HEADERS + "class") is not None:
             letter = _letter(message)
             letters[letter.id] = letter if letter.id in values_of else replace(letter, value=None)
-    found = [replace(letter, replayed=replayed.get(letter.id, 0)) for letter in letters.values()]
+    found = [
+        replace(letter, replayed=replayed[letter.id], dismissed=letter.id in dismissed) for letter in letters.values()
+    ]
     return sorted(found, key=lambda letter: (letter.put_aside_ms, letter.id))
 
 
@@ -115,6 +128,17 @@ def replay(publisher: Publisher, kafka: KafkaSettings, letters: Iterable[DeadLet
             yield _replay(publisher, kafka, letter)
         except InputError as error:
             yield error
+
+
+def dismiss(publisher: Publisher, kafka: KafkaSettings, letters: Iterable[DeadLetter]) -> None:
+    """Note in the dead-letter topic that nobody wants these letters any more. They stay, and can be sent again.
+
+    Raises:
+        TopicError: the broker failed; some may be noted.
+    """
+    for letter in letters:
+        note = ((DISMISSED_HEADERS + "letter", str(letter.id).encode()),)
+        publisher.publish(kafka.dead_letter_topic, letter.key, None, note)
 
 
 def in_its_place(message: Message) -> Message:

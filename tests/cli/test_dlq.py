@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cli.context import Context, Format
-from cli.dlq import Which, ls, send_again, show
+from cli.dlq import Which, ls, send_again, set_aside, show
 from schemas.errors import EventError, InputError
 from schemas.settings import load_settings
 from stores.dead_letters import LetterId
@@ -71,6 +71,22 @@ def test_letters_are_listed_filtered_shown_and_sent_again(context, put_aside, ca
     assert (listed["total"], listed["replayed"], [letter["id"] for letter in listed["letters"]]) == (2, 1, [second])
     ls(context, Which(again=True), 50)
     assert printed(capsys)["matching"] == 2
+
+
+def test_a_dismissed_letter_is_left_out_and_can_still_be_sent(context, put_aside, capsys):
+    first, second = put_aside(b"a", b"{"), put_aside(b"b", b"{")
+    set_aside(context, Which(key="a"), dry_run=True)
+    assert [letter["id"] for letter in printed(capsys)["would_dismiss"]] == [first]
+    set_aside(context, Which(key="a"), dry_run=False)
+    assert [letter["id"] for letter in printed(capsys)["dismissed"]] == [first]
+    ls(context, Which(), 50)
+    listed = printed(capsys)
+    assert (listed["total"], listed["dismissed"]) == (2, 1)
+    assert [letter["id"] for letter in listed["letters"]] == [second]
+    send_again(context, Which((LetterId.of(first),)), dry_run=False)
+    assert [one["letter"] for one in printed(capsys)["sent"]] == [first]
+    with pytest.raises(InputError, match="no dead letter 0:99"):
+        set_aside(context, Which((LetterId(0, 99),)), dry_run=False)
 
 
 def test_one_letter_that_cannot_be_sent_is_named_and_the_others_go(context, put_aside, capsys):

@@ -3,7 +3,7 @@
 import pytest
 
 from cli.context import Context, Format
-from cli.dlq import Which, send_again
+from cli.dlq import Which, send_again, set_aside
 from cli.doctor import _broker
 from schemas.errors import EventError
 from schemas.settings import load_settings
@@ -29,7 +29,7 @@ def put_aside(settings, key):
         publisher.dead_letter(kafka, message, EventError("not JSON", "parse"), "parse", 1)
 
 
-def test_dead_letters_are_a_warning_until_they_are_sent_again(settings, capsys):
+def test_dead_letters_are_a_warning_until_they_are_sent_again_or_dismissed(settings, capsys):
     """Bug: it said that all is well while documents were missing, and the count stood in a line that nobody reads."""
     topic = settings.kafka.dead_letter_topic
     check = dead_letters(settings)
@@ -39,11 +39,13 @@ def test_dead_letters_are_a_warning_until_they_are_sent_again(settings, capsys):
     put_aside(settings, b"b")
     check = dead_letters(settings)
     assert check.state == "warn"
-    assert check.says.startswith(f"2 put aside in {topic} and not sent again, 0 more were. `kvquilt dlq ls` lists")
+    assert check.says.startswith(f"2 put aside in {topic} and not settled, 0 more are. `kvquilt dlq ls` lists")
 
     send_again(Context(settings, Format.JSON, quiet=True), Which(), dry_run=False)
     check = dead_letters(settings)
-    assert (check.state, check.says) == ("ok", f"2 in {topic}, all of them sent again")
+    assert (check.state, check.says) == ("ok", f"2 in {topic}, all of them sent again or dismissed")
 
     put_aside(settings, b"c")
-    assert dead_letters(settings).says.startswith(f"1 put aside in {topic} and not sent again, 2 more were")
+    assert dead_letters(settings).says.startswith(f"1 put aside in {topic} and not settled, 2 more are")
+    set_aside(Context(settings, Format.JSON, quiet=True), Which(key="c"), dry_run=False)
+    assert dead_letters(settings).state == "ok"
