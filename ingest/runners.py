@@ -14,9 +14,17 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.metrics import MetricsFilter
-from apache_beam.options.pipeline_options import DebugOptions, DirectOptions, PipelineOptions, PortableOptions
+from apache_beam.options.pipeline_options import (
+    DebugOptions,
+    DirectOptions,
+    PipelineOptions,
+    PortableOptions,
+    SetupOptions,
+)
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.runner import PipelineState, create_runner
+from apache_beam.transforms.environments import PythonLoopbackEnvironment
 
 from schemas.errors import InputError, KvquiltError, SettingsError, StoreError
 from schemas.settings import Settings
@@ -51,14 +59,18 @@ class Runner:
 
     @property
     def is_here(self) -> bool:
-        """Whether the workers are threads of this process."""
+        """Whether the workers are threads of this process.
+
+        Raises:
+            InputError: there is no such runner, or it does not take the options.
+        """
         options = self._options()
         if self.name in (LOCAL, "FnApiRunner"):
             return bool(options.view_as(DirectOptions).direct_running_mode != "multi_processing")
         if options.view_as(DebugOptions).lookup_experiment("use_loopback_process_worker", False):
             return False
         kind = options.view_as(PortableOptions).environment_type
-        return bool(kind == "LOOPBACK" or (kind is None and self.name == "PrismRunner"))  # its default
+        return bool(kind == "LOOPBACK" if kind else self._is_here_by_default(options))
 
     def check(self, settings: Settings) -> None:
         """Raise `SettingsError` where a store belongs to this process and the workers are elsewhere."""
@@ -96,6 +108,14 @@ class Runner:
         for counter in found["counters"]:
             counts[counter.key.metric.name] += counter.result or 0
         return counts
+
+    def _is_here_by_default(self, options: PipelineOptions) -> bool:
+        """Where Beam puts the workers when nothing is said: with Flink, it depends on where Flink is."""
+        runner = self._runner()
+        if not isinstance(runner, PortableRunner):
+            return False
+        options.view_as(SetupOptions).prebuild_sdk_container_engine = None  # a question builds no image
+        return isinstance(runner.default_environment(options), PythonLoopbackEnvironment)
 
     def _runner(self) -> Any:
         if self.name == LOCAL:

@@ -1,8 +1,9 @@
-"""The same job on other runners of Beam: threads, processes, Prism; and what is said where it cannot work."""
+"""The same job on other runners of Beam: threads, processes, a job service, Prism, Flink; and where it cannot work."""
 
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,22 +15,48 @@ from schemas.errors import InputError, SettingsError, StoreError
 from schemas.settings import BlobSettings, QdrantSettings, Settings
 from tests.ingest.backfilling import backfill, jsonl
 from tests.ingest.remote import ConnectRemote, shared
+from tests.ingest.world import World
 
 ROWS = 40
 THREADS = Runner("local", ("--direct_num_workers=3", "--direct_running_mode=multi_threading"))
 PROCESSES = Runner("local", ("--direct_num_workers=2", "--direct_running_mode=multi_processing"))
 
 
-@pytest.fixture(scope="module")
+def job_service():
+    """Beam's own in this process: what FlinkRunner does in Python, and no Flink behind it."""
+    return Runner("FlinkRunner", ("--job_endpoint=embed",))
+
+
 def prism():
-    """Options that say where the Prism binary is."""
     found = os.environ.get("KVQUILT_TEST_PRISM") or shutil.which("prism") or Path("~/go/bin/prism").expanduser()
     if not Path(found).is_file():
         pytest.skip(
             "no Prism: go install github.com/apache/beam/sdks/v2/go/cmd/prism@v2.77.0, "
             "or name the binary in KVQUILT_TEST_PRISM"
         )
-    return (f"--prism_location={found}", "--prism_log_level=warn")
+    return Runner("PrismRunner", (f"--prism_location={found}", "--prism_log_level=warn"))
+
+
+def flink():
+    jar = os.environ.get("KVQUILT_TEST_FLINK_JAR")
+    if not jar or shutil.which("java") is None:
+        pytest.skip(
+            "no Flink: name a jar of Beam's job server for it, such as beam-runners-flink-2.2-job-server-2.77.0.jar, "
+            "in KVQUILT_TEST_FLINK_JAR, and have `java` on the path"
+        )
+    return Runner("FlinkRunner", ("--flink_master=[local]", f"--flink_job_server_jar={jar}"))
+
+
+@pytest.fixture(
+    params=[
+        job_service,
+        pytest.param(prism, marks=pytest.mark.service),
+        pytest.param(flink, marks=[pytest.mark.service, pytest.mark.slow]),
+    ]
+)
+def portable(request):
+    """A runner that is given the graph as bytes, through Beam's job service."""
+    return request.param()
 
 
 @pytest.fixture
@@ -37,11 +64,13 @@ def rows(tmp_path):
     return jsonl(tmp_path / "a.jsonl", *[{"doc_id": f"a{n}", "content": f"line {n}"} for n in range(ROWS)], b"{no\n")
 
 
-def twice(job):
+def tried(runner, job):
     """Prism fails one job in about ten, and then says so; what the first run did, the second one skips."""
     try:
         return job()
     except StoreError:
+        if runner.name != "PrismRunner":
+            raise
         return job()
 
 
@@ -82,26 +111,47 @@ def test_processes_make_parts_of_their_own_and_the_counts_come_back(world, rows)
     assert len(pids) == 2
 
 
-@pytest.mark.service
-def test_prism_runs_the_job_with_the_parts_of_this_process(world, rows, prism):
-    runner, told = Runner("PrismRunner", prism), []
-    assert runner.is_here
-    done = twice(lambda: backfill(world, rows, runner=runner, progress=told.append))
+def test_a_portable_runner_does_with_the_parts_of_this_process_what_the_local_one_does(world, rows, portable):
+    told, locally = [], World()
+    assert portable.is_here
+    done = tried(portable, lambda: backfill(world, rows, runner=portable, progress=told.append))
     assert told[-1].prefilled == ROWS
     assert_whole(world, done)
-    again = twice(lambda: backfill(world, rows, runner=runner))
+    backfill(locally, rows)
+    assert world.state() == locally.state()
+    locally.close()
+    again = tried(portable, lambda: backfill(world, rows, runner=portable))
     assert (again.committed, again.repeated) == (0, ROWS)
+    assert len(world.embedder.embedded) == ROWS
 
 
-@pytest.mark.service
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default::ResourceWarning")
-def test_prism_runs_the_job_in_a_process_of_its_own(world, rows, prism, monkeypatch):
+def test_a_portable_runner_runs_the_job_in_a_process_of_its_own(world, rows, portable, monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # Beam starts `python`
-    runner = Runner("PrismRunner", (*prism, "--experiments=use_loopback_process_worker"))
+    runner = replace(portable, options=(*portable.options, "--experiments=use_loopback_process_worker"))
     assert not runner.is_here
-    done, pids = twice(lambda: in_processes(world, rows, runner))
+    done, pids = tried(runner, lambda: in_processes(world, rows, runner))
     assert_whole(world, done)
     assert os.getpid() not in pids
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "here"),
+    [
+        ("PrismRunner", (), True),
+        ("FlinkRunner", (), True),
+        ("FlinkRunner", ("--flink_master=[local]",), True),
+        ("FlinkRunner", ("--flink_master=host:8081",), False),
+        ("FlinkRunner", ("--flink_master=host:8081", "--environment_type=LOOPBACK"), True),
+        ("FlinkRunner", ("--environment_type=EXTERNAL",), False),
+        ("SparkRunner", (), True),
+        ("PortableRunner", ("--job_endpoint=host:8099",), False),
+    ],
+)
+def test_workers_are_where_beam_puts_them(name, options, here):
+    """Bug: workers here were taken for others with Flink: no progress, and Qdrant's local mode refused."""
+    assert Runner(name, options).is_here is here
 
 
 def test_ing_04_the_runner_is_the_one_that_was_named(tmp_path):
