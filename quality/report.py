@@ -69,7 +69,7 @@ def _against_best(results: dict[str, Result], best: dict[str, Result] | None) ->
     if best is None:
         return {"kl_over_best": None, "kl_over_best_low": None, "kl_over_best_high": None}
     more = [results[question].kl - best[question].kl for question in results if question in best]
-    low, high = mean_interval(more)
+    low, high = mean_interval(more) if len(more) > 1 else (None, None)  # one question says nothing of others
     mean = statistics.fmean(more) if more else None
     return {"kl_over_best": mean, "kl_over_best_low": low, "kl_over_best_high": high}
 
@@ -170,9 +170,9 @@ def _cell(row: Row, field: str, form: str) -> str:
         span = f"{row['retention_low']:.0%} to {row['retention_high']:.0%}"
         text += f" ({row['kept']}/{row['asked']}, {span}, +{row['gained']})"
     if field == "kl" and row["kl_over_best"] is not None:
-        if row["kl_over_best"] == 0 == row["kl_over_best_high"]:
+        if row["kl_over_best"] == 0:
             return f"**{text}**"
-        return f"{text} ≈" if row["kl_over_best_low"] <= 0 else text
+        return text if (row["kl_over_best_low"] or 0) > 0 else f"{text} ≈"
     return text
 
 

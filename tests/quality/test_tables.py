@@ -101,6 +101,8 @@ def test_a_method_that_few_questions_cannot_tell_from_the_best_is_marked() -> No
     assert "| random | 15% | 0.3000 |" in text
     (unrepaired,) = [row for row in report.rows if row["policy"] == "none"]
     assert unrepaired["kl_over_best"] is None
+    of_one = markdown(summarise([each for each in table() + others if each.question == "q0"], {}))
+    assert "| random | 15% | 0.2000 ≈ |" in of_one
 
 
 def test_the_plot_is_a_picture_with_every_method_in_it() -> None:
