@@ -40,7 +40,7 @@ def model_folder(name: str, cache: Path) -> Path:
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return _converted(path, cache)
-    return _folder(name, path)
+    return _without_adapter(name, _folder(name, path))
 
 
 def embedder_folder(name: str) -> Path:
@@ -51,7 +51,7 @@ def embedder_folder(name: str) -> Path:
     """
     if name in PACKAGED_EMBEDDERS:
         return _packaged(name, *PACKAGED_EMBEDDERS[name])
-    return _folder(name, Path(name).expanduser())
+    return _without_adapter(name, _folder(name, Path(name).expanduser()))
 
 
 def display_name(name: str) -> str:
@@ -133,6 +133,15 @@ def _folder(name: str, path: Path) -> Path:
             f"{name}: not a packaged model, a folder or a .gguf file, and the Hugging Face hub did not give it: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _without_adapter(name: str, folder: Path) -> Path:
+    """Transformers applies an adapter where `peft` is installed and ignores it elsewhere: one name, two models."""
+    if (folder / "adapter_config.json").is_file():
+        raise UnsupportedModelError(
+            f"{name}: the folder holds an adapter (adapter_config.json); merge it into the weights, or remove it"
+        )
+    return folder
 
 
 def _converted(gguf: Path, cache: Path) -> Path:

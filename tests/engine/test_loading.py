@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ import transformers as tf
 
 from engine import load_model, load_tokenizer, models, resolve_fingerprint, resolve_generation
 from engine.dtype import resolve_dtype
-from engine.models import display_name, file_sha256, model_folder, remembered, weights_digest
+from engine.models import display_name, embedder_folder, file_sha256, model_folder, remembered, weights_digest
 from schemas.errors import SettingsError, UnsupportedModelError
 from schemas.settings import ModelSettings, Settings
 from tests.engine.conftest import SHAPE, byte_tokenizer
@@ -60,6 +63,21 @@ def test_the_generation_changes_with_all_that_decides_what_is_stored(folder: Pat
     assert resolve_generation(Settings(**base, prefill=idle)).generation.name == names[0]
 
 
+def test_emb_03_another_embedder_of_the_same_name_is_another_generation(folder: Path, tmp_path: Path) -> None:
+    """Vectors of two encoders in one index give wrong neighbours, and no error."""
+    other = tmp_path / "minilm"
+    shutil.copytree(embedder_folder("minilm"), other, copy_function=os.symlink)
+    base = {"cache_dir": tmp_path, "model": {"name": str(folder), "dtype": "float32"}}
+    packaged = resolve_generation(Settings(**base)).generation
+    same = resolve_generation(Settings(**base, embedder={"name": str(other)})).generation
+    assert same.name == packaged.name, "where the files are decides nothing"
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").unlink()
+    (other / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 1e-6}))
+    changed = resolve_generation(Settings(**base, embedder={"name": str(other)})).generation
+    assert (changed.embedder, changed.name == packaged.name) == ("minilm", False)
+
+
 def test_what_stands_in_front_of_chunks_is_part_of_the_generation(folder: Path, tmp_path: Path) -> None:
     """Another company text makes other rows under the same token ids."""
     base = {"cache_dir": tmp_path, "model": {"name": str(folder), "dtype": "float32"}}
@@ -75,10 +93,10 @@ def test_what_stands_in_front_of_chunks_is_part_of_the_generation(folder: Path, 
         resolve_generation(Settings(**base, prefill={"variant": "company", "company": tmp_path / "none.txt"}))
 
 
-def test_changed_weights_change_the_fingerprint_and_a_rewritten_config_version_does_not(
+def test_kv_04_changed_weights_change_the_fingerprint_and_a_rewritten_config_version_does_not(
     folder: Path, tmp_path: Path
 ) -> None:
-    """KV-04: a hot update of the weights must not meet old KV."""
+    """A hot update of the weights must not meet old KV."""
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in folder.iterdir():
@@ -91,6 +109,19 @@ def test_changed_weights_change_the_fingerprint_and_a_rewritten_config_version_d
     weights[-1] ^= 1
     (copy / "model.safetensors").write_bytes(weights)
     assert weights_digest(copy, tmp_path) != weights_digest(folder, tmp_path)
+
+
+@pytest.mark.parametrize("find", [lambda name, cache: model_folder(name, cache), lambda name, _: embedder_folder(name)])
+def test_kv_04_an_adapter_beside_the_weights_is_refused(
+    folder: Path, tmp_path: Path, find: Callable[[str, Path], Path]
+) -> None:
+    """Bug: its scaling was in no fingerprint, and whether it was applied depended on what else was installed."""
+    adapted = tmp_path / "adapted"
+    shutil.copytree(folder, adapted)
+    assert find(str(adapted), tmp_path) == adapted
+    (adapted / "adapter_config.json").write_text('{"peft_type": "LORA", "lora_alpha": 16}')
+    with pytest.raises(UnsupportedModelError, match="the folder holds an adapter"):
+        find(str(adapted), tmp_path)
 
 
 @pytest.mark.parametrize(
