@@ -21,6 +21,9 @@ from schemas.fingerprint import Fingerprint
 CACHE_FORMAT = 1  # raise it when the content of a file changes for the same name
 
 
+_COUNTED = frozenset({".rows", ".npy", ".part"})  # the last are what killed runs left
+
+
 class RowCache:
     """KV rows (`….rows`: the bytes of k, then of v) and other tensors (`….npy`) in one folder."""
 
@@ -28,7 +31,7 @@ class RowCache:
         """Files of other runs in the folder count towards `max_bytes` too."""
         self._folder, self._max_bytes, self._fingerprint = folder, max_bytes, fingerprint
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.suffix in (".rows", ".npy")}
+        self._sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.suffix in _COUNTED}
 
     def rows(self, key: str, compute: Callable[[], KvRows]) -> KvRows:
         """The rows of that name, computed where they are not there."""

@@ -40,13 +40,13 @@ def test_tensors_too(model: Model, tmp_path: Path) -> None:
     assert torch.equal(cache.tensor("t", lambda: given * 0), given)
 
 
-def test_the_folder_stays_within_its_bytes_and_what_was_read_stays(model: Model, tmp_path: Path) -> None:
-    """An evaluation of a large corpus once filled the disk."""
+def test_kv_06_dep_03_the_folder_stays_within_its_bytes_and_what_was_read_stays(model: Model, tmp_path: Path) -> None:
+    """An evaluation of a large corpus once filled the disk. What the file system says of reads decides nothing."""
     size = sum(part.nbytes for part in rows_of(model, 10).to_bytes())
     cache = RowCache(tmp_path, 3 * size, model.fingerprint)
     for number, name in enumerate("abc"):
         cache.rows(name, lambda: rows_of(model, 10))
-        os.utime(tmp_path / f"{name}.rows", (number, number))  # long ago, one after the other
+        os.utime(tmp_path / f"{name}.rows", (9 - number, number))  # long ago, one after the other; read the other way
     cache.rows("a", refuse)
     cache.rows("d", lambda: rows_of(model, 10))
     assert {file.stem for file in tmp_path.iterdir()} == {"a", "c", "d"}
@@ -54,6 +54,19 @@ def test_the_folder_stays_within_its_bytes_and_what_was_read_stays(model: Model,
     again.rows("e", lambda: rows_of(model, 10))
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2 * size
     assert again.has("e")
+
+
+def test_kv_06_what_a_killed_run_left_counts_and_goes_first(model: Model, tmp_path: Path) -> None:
+    """Bug: the torn file of a killed evaluation was neither counted nor ever removed."""
+    size = sum(part.nbytes for part in rows_of(model, 10).to_bytes())
+    torn = tmp_path / "tmpkilled.part"
+    torn.write_bytes(bytes(size))
+    os.utime(torn, (0, 0))
+    cache = RowCache(tmp_path, 2 * size, model.fingerprint)
+    for name in "ab":
+        cache.rows(name, lambda: rows_of(model, 10))
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2 * size
+    assert {file.name for file in tmp_path.iterdir()} == {"a.rows", "b.rows"}
 
 
 def test_what_is_larger_than_the_bound_is_computed_and_not_kept(model: Model, tmp_path: Path) -> None:
