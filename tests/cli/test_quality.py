@@ -86,7 +86,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Subject:
     return subject
 
 
-def test_eval_prints_one_line_of_json_for_each_row_that_was_asked_for(
+def test_eng_08_eval_prints_one_line_of_json_for_each_row_that_was_asked_for(
     tiny: Subject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "three.jsonl"

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from engine import resolve_generation
+from engine.models import embedder_folder
 from ingest import run_index, run_prefill, run_reindex
 from ingest.switching import open_generations, open_stores, promote
 from schemas.ids import DocumentKey
@@ -55,7 +56,7 @@ class Running:
 
 @pytest.fixture
 def settings(memory_broker, request, tmp_path):
-    """Those of the old generation, and of the new one: other chunks."""
+    """Those of the old generation, and of the new one: another embedder, other chunks."""
     kafka = kafka_settings(memory_broker.bootstrap, request.node.nodeid).model_dump()
     common = {
         "data_dir": str(tmp_path / "data"),
@@ -65,10 +66,15 @@ def settings(memory_broker, request, tmp_path):
         "generations": {"check_s": 0.1, "lease_s": LEASE_S},
         "serve": {"port": 0},
     }
-    return [load_settings({**common, "chunker": {"max_tokens": n}}) for n in (32, 64)]
+    other = tmp_path / "other-embedder"
+    other.symlink_to(embedder_folder("minilm"))
+    return [
+        load_settings({**common, "chunker": {"max_tokens": n}, "embedder": {"name": str(embedder)}})
+        for n, embedder in ((32, "minilm"), (64, other))
+    ]
 
 
-def test_reindex_events_to_both_promote_rollback_gc(settings):
+def test_emb_03_reindex_events_to_both_promote_rollback_gc(settings):
     """Bug: a deleted document survived in the generation that was not served, and a rollback answered from it."""
     old, new = settings
     names = [resolve_generation(one).generation.name for one in settings]

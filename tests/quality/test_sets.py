@@ -96,7 +96,7 @@ def test_documents_become_passages_of_their_own_and_of_others(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_generated_questions_are_the_same_every_time_and_hold_their_answer(task: str) -> None:
+def test_eng_08_generated_questions_are_the_same_every_time_and_hold_their_answer(task: str) -> None:
     made = ruler(8, n_chunks=4, chunk_words=60, tasks=task)
     assert made == ruler(8, n_chunks=4, chunk_words=60, tasks=task)
     for question in made:

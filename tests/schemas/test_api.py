@@ -18,7 +18,6 @@ from schemas.api import MAX_QUESTION_CHARS, AnswerRequest, CacheMode, DocumentBo
         ({"question": "x", "max_tokens": 100_000}, "less than or equal to 4096"),
         ({"question": "x", "cache_mode": "fast"}, "Input should be 'exact', 'blend' or 'reuse'"),
         ({"question": "x", "tenant": "acme"}, "Extra inputs are not permitted"),
-        ({"question": "x", "chunks": ["text"]}, "Extra inputs are not permitted"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_by_field(fields, said):
@@ -31,6 +30,13 @@ def test_api_04_no_body_has_a_field_for_the_tenant():
     """Bug (vllm PR#53347 and others): the caller could set the salt that separates tenants."""
     assert "tenant" not in AnswerRequest.model_fields
     assert "tenant" not in DocumentBody.model_fields
+
+
+@pytest.mark.parametrize("field", ["chunks", "context", "documents", "messages", "token_ids"])
+def test_eng_09_a_client_sends_the_question_and_never_the_text_of_chunks(field):
+    """With text or ids of its own a client would have to know how chunks were cut and at which positions they lie."""
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        AnswerRequest(question="Why?", **{field: ["The lake is deep."]})
 
 
 def test_a_question_alone_is_greedy_reuse_without_a_stream():

@@ -87,7 +87,7 @@ def test_what_is_not_certified_is_answered_exactly_and_says_so(client, certified
     assert certified.model.stitched_rows == []
 
 
-def test_a_model_without_a_certificate_is_answered_exactly_and_says_so(client, bench):
+def test_kv_12_a_model_without_a_certificate_is_answered_exactly_and_says_so(client, bench):
     """Nobody knows how wrong an uncertified blend is."""
     bench.corpus.put("lake", *TEXTS)
     body = ask(client).json()

@@ -217,7 +217,7 @@ obstore.put(blobs._store, "kv/d/torn", parts(), use_multipart=True, chunk_size=1
 """
 
 
-def test_kv_01_a_writer_that_is_killed_in_the_middle_leaves_nothing_visible_and_sweep_removes_the_rest(tmp_path):
+def test_kv_01_kv_06_a_writer_that_is_killed_in_the_middle_leaves_nothing_visible_and_sweep_removes_the_rest(tmp_path):
     """Readers took half-written files for whole ones; and what is left of one is a deleted document's content."""
     blobs = open_blobs(tmp_path.as_uri())
     assert subprocess.run([sys.executable, "-c", KILLED, tmp_path.as_uri()]).returncode == -9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -257,7 +258,7 @@ def test_kv_01_a_reader_never_sees_part_of_what_a_killed_writer_wrote(tmp_path):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_kv_09_reading_while_others_put_and_delete_gives_all_or_a_clean_miss(blobs, store):
+def test_kv_09_kv_13_reading_while_others_put_and_delete_gives_all_or_a_clean_miss(blobs, store):
     """An object that goes during a read must not come as half an object."""
     key, artifact = fake_artifact(DOC, list(range(2000)))
     done = threading.Event()
@@ -283,3 +284,40 @@ def test_kv_09_reading_while_others_put_and_delete_gives_all_or_a_clean_miss(blo
         pool.submit(churn).result()
         outcomes = set().union(*(reader.result() for reader in readers))
     assert outcomes <= {"whole", MissReason.MISSING}
+
+
+READER = """
+import resource, sys
+from schemas.ids import DocumentKey, token_digest
+from stores.blobs import open_blobs
+from stores.fakes import fake_fingerprint
+from stores.kv_store import KvStore
+store, document = KvStore(open_blobs(sys.argv[1]), "fake"), DocumentKey("acme", "d")
+fingerprint = fake_fingerprint(n_layers=30, head_dim=64, rotary_dim=64).digest
+keys = store.keys(document)
+digests = [store.inspect(document, key).token_sha256 for key in keys]
+[size] = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")]
+resource.setrlimit(resource.RLIMIT_AS, (size * 1024 + int(sys.argv[2]),) * 2)
+for key, digest in zip(keys, digests):
+    store.get(document, key, fingerprint=fingerprint, token_sha256=digest)
+print(len(keys))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit is set beside what /proc says is in use")
+def test_kv_08_200_artifacts_are_read_in_less_address_space_than_they_have_bytes(tmp_path):
+    """Files that stay mapped, or bytes that stay in memory, end a reader on a host with little of it."""
+    document = DocumentKey("acme", "d")
+    fingerprint = fake_fingerprint(n_layers=30, head_dim=64, rotary_dim=64)
+    store = KvStore(open_blobs(tmp_path.as_uri()), "fake")
+    for n in range(200):
+        store.put(document, *fake_artifact(document, [n] * 32, fingerprint=fingerprint))
+    limit = store.nbytes(document) // 3
+    read = subprocess.run(
+        [sys.executable, "-c", READER, tmp_path.as_uri(), str(limit)],
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # else each thread sets some aside, and the limit would be loose
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (read.stdout, read.stderr) == ("200\n", "")

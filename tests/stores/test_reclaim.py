@@ -66,7 +66,7 @@ def test_a_generation_is_reclaimed_after_its_grace_with_everything_of_it(deploym
     assert collect(deployment) == []
 
 
-def test_a_reader_keeps_a_generation_until_it_leaves_or_is_silent_for_too_long(deployment):
+def test_kv_13_a_reader_keeps_a_generation_until_it_leaves_or_is_silent_for_too_long(deployment):
     claim = deployment.store.claim(OLD, settings_of(OLD), "serve")
     (kept,) = collect(deployment, grace_s=0)
     assert kept.kept.startswith("in use by serve of ")

@@ -58,7 +58,7 @@ def test_what_was_kept_comes_back_for_its_version_only(tier):
     assert (len(tier), tier.nbytes) == (1, SIZE)
 
 
-def test_the_tier_never_has_more_than_its_bytes(tier):
+def test_kv_06_the_tier_never_has_more_than_its_bytes(tier):
     for n in range(20):
         keep(tier, f"{n}")
         assert tier.nbytes <= tier.max_bytes
@@ -145,7 +145,7 @@ def test_floors_are_remembered_of_the_last_documents(floors):
     assert [few.below([(DocumentKey("t", f"{n}"), 4)]) for n in range(3)] == [False, True, True]
 
 
-def test_threads_that_keep_pin_and_drop_leave_the_sums_right(floors):
+def test_kv_06_threads_that_keep_pin_and_drop_leave_the_sums_right(floors):
     """Bytes that drift fill the memory, or leave the tier unused, after some days."""
     tier = HostTier(5 * SIZE, floors)
 
