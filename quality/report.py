@@ -45,23 +45,27 @@ def summarise(results: Iterable[Result], about: dict[str, Any]) -> Report:
         best = _best(methods)
         for name, each in methods.items():
             row = _row(set_name, name, list(each.values()), full, nothing)
-            rows.append(row | _against_best(each, methods[best[name]] if name in best else None))
+            rows.append(row | _against_best(each, best.get(name)))
     return Report(tuple(rows), about)
 
 
-def _best(methods: dict[_Name, dict[str, Result]]) -> dict[_Name, _Name]:
-    """For every method that repairs: the one of least KL with its variant and budget, where there are several."""
+def _best(methods: dict[_Name, dict[str, Result]]) -> dict[_Name, dict[str, Result]]:
+    """For every method that repairs, where there are several: results of the best with its variant and budget."""
     groups: dict[tuple[str, float], list[_Name]] = {}
     for name in methods:
         variant, _, _, budget = name
         if budget:
             groups.setdefault((variant, budget), []).append(name)
-    return {
-        name: min(group, key=lambda each: statistics.fmean(result.kl for result in methods[each].values()))
-        for group in groups.values()
-        if len(group) > 1
-        for name in group
-    }
+    best: dict[_Name, dict[str, Result]] = {}
+    for group in groups.values():
+        if len(group) > 1:
+            least = min((methods[name] for name in group), key=_mean_kl)
+            best |= dict.fromkeys(group, least)
+    return best
+
+
+def _mean_kl(results: dict[str, Result]) -> float:
+    return statistics.fmean(result.kl for result in results.values())
 
 
 def _against_best(results: dict[str, Result], best: dict[str, Result] | None) -> Row:

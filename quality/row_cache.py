@@ -19,8 +19,6 @@ from engine import KvRows
 from schemas.fingerprint import Fingerprint
 
 CACHE_FORMAT = 1  # raise it when the content of a file changes for the same name
-
-
 _COUNTED = frozenset({".rows", ".npy", ".part"})  # the last are what killed runs left
 
 

@@ -137,8 +137,7 @@ def dismiss(publisher: Publisher, kafka: KafkaSettings, letters: Iterable[DeadLe
         TopicError: the broker failed; some may be noted.
     """
     for letter in letters:
-        note = ((DISMISSED_HEADERS + "letter", str(letter.id).encode()),)
-        publisher.publish(kafka.dead_letter_topic, letter.key, None, note)
+        _note(publisher, kafka, letter, DISMISSED_HEADERS)
 
 
 def in_its_place(message: Message) -> Message:
@@ -165,10 +164,14 @@ def _replay(publisher: Publisher, kafka: KafkaSettings, letter: DeadLetter) -> M
     sent = publisher.publish(
         _home(kafka, letter), letter.key, letter.value, (*_without_replay(letter.headers), *_place(letter))
     )
-    where = {"letter": str(letter.id), "topic": sent.topic, "partition": sent.partition, "offset": sent.offset}
-    note = tuple((REPLAYED_HEADERS + name, str(value).encode()) for name, value in where.items())
-    publisher.publish(kafka.dead_letter_topic, letter.key, None, note)
+    where = {"topic": sent.topic, "partition": sent.partition, "offset": sent.offset}
+    _note(publisher, kafka, letter, REPLAYED_HEADERS, **where)
     return sent
+
+
+def _note(publisher: Publisher, kafka: KafkaSettings, letter: DeadLetter, headers: str, **told: object) -> None:
+    note = tuple((headers + name, str(value).encode()) for name, value in {"letter": letter.id, **told}.items())
+    publisher.publish(kafka.dead_letter_topic, letter.key, None, note)
 
 
 def _home(kafka: KafkaSettings, letter: DeadLetter) -> str:

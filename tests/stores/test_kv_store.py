@@ -288,7 +288,7 @@ def test_kv_09_kv_13_reading_while_others_put_and_delete_gives_all_or_a_clean_mi
 
 READER = """
 import resource, sys
-from schemas.ids import DocumentKey, token_digest
+from schemas.ids import DocumentKey
 from stores.blobs import open_blobs
 from stores.fakes import fake_fingerprint
 from stores.kv_store import KvStore
