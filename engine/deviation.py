@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.passes import Enough, PassRows
+from engine.hf_adapter import Enough
+from engine.passes import PassRows
 from engine.rows import Base
 from kernels import position_mask
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +31,10 @@ from schemas.ids import digest
 ATTENTION = "kvquilt"  # not registered with a mask function: transformers then builds no mask
 _ROW_SET = "_kvquilt_row_set"  # travels on the key tensor: not every family hands keyword arguments on
 SPEC_FORMAT = 1  # raise it when `ModelSpec` or the probe changes
+
+
+class Enough(Exception):  # noqa: N818 - not a fault: the pass has what it wanted
+    """Raised by a row set in the middle of a forward pass to end it."""
 
 
 class RowSet(Protocol):
@@ -121,11 +126,21 @@ class HfModel:
         self._decoder = model.base_model  # without the head: for passes whose logits nobody reads
         stacks = [part.layers for part in model.modules() if isinstance(getattr(part, "layers", None), ModuleList)]
         self.layers: list[Any] = list(stacks[0]) if len(stacks) == 1 else []
+        self._n_layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
         self._cache_argument = _cache_argument(type(model).forward)
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: RowSet) -> None:
-        """Compute the rows of `ids [S]` at `positions [S]`; no logits."""
-        self._forward(self._decoder, ids, positions, rows)
+        """Compute the rows of `ids [S]` at `positions [S]`; no logits.
+
+        The pass ends with the last layer's rows: what that layer would make of them, nobody reads.
+        """
+        with suppress(Enough):
+            self._forward(self._decoder, ids, positions, rows, last=self._n_layers - 1)
+
+    def look(self, ids: torch.Tensor, positions: torch.Tensor, rows: RowSet) -> None:
+        """As `run`, through the last layer's attention; `rows` may end it sooner by raising `Enough`."""
+        with suppress(Enough):
+            self._forward(self._decoder, ids, positions, rows)
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, rows: RowSet, keep: int = 1) -> torch.Tensor:
         """As `run`, and the logits of the last `keep` rows, `[keep, vocab]`; 0 keeps all."""
@@ -159,13 +174,21 @@ class HfModel:
         finally:
             self.module.set_attn_implementation(ATTENTION)
 
-    def _forward(self, part: Any, ids: torch.Tensor, positions: torch.Tensor, rows: RowSet, **kwargs: Any) -> Any:
+    def _forward(
+        self,
+        part: Any,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: RowSet,
+        last: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
         device = self.device
         return part(
             input_ids=ids[None].to(device),
             position_ids=positions[None].to(device),
             use_cache=True,
-            **{self._cache_argument: _RowCache(rows)},
+            **{self._cache_argument: _RowCache(rows, last)},
             **kwargs,
         )
 
@@ -241,16 +264,18 @@ def _cache_argument(forward: Any) -> str:
 
 
 class _RowCache(Cache):  # type: ignore[misc] # transformers is untyped
-    """What transformers takes for its cache: it hands new rows over and keeps nothing."""
+    """What transformers takes for its cache: it hands new rows over and keeps nothing; it ends the pass at `last`."""
 
-    def __init__(self, rows: RowSet) -> None:
+    def __init__(self, rows: RowSet, last: int | None) -> None:
         super().__init__(layers=[])
-        self._rows = rows
+        self._rows, self._last = rows, last
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._rows.store(layer_idx, key_states[0], value_states[0])
+        if layer_idx == self._last:
+            raise Enough
         setattr(key_states, _ROW_SET, self._rows)  # the attention function gets this very tensor next
         return key_states, value_states
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import torch
 
 from engine.capture import Capture
 from engine.decode import SamplingParams, Step
 from engine.hf_adapter import HfModel, ModelSpec
-from engine.passes import Enough, PassMemo, PassRows
+from engine.passes import PassMemo, PassRows
 from engine.plan import Plan
 from engine.policies import Policy
 from engine.prefill import ChunkPrefill, Prefixes, PrefixRows
@@ -309,8 +309,8 @@ class Model:
 
     def _look(self, ids: torch.Tensor, positions: torch.Tensor, rows: PassRows) -> None:
         """One turn for a pass of a selection policy, which may end it early."""
-        with self._turns.turn(), suppress(Enough):
-            self._hf.run(ids, positions, rows)
+        with self._turns.turn():
+            self._hf.look(ids, positions, rows)
 
     def _prefix(self, ids: tuple[int, ...]) -> PrefixRows:
         if ids:

@@ -18,10 +18,6 @@ from kernels import PositionMask, attend, position_mask
 Run = Callable[[torch.Tensor, torch.Tensor, "PassRows"], None]  # ids [S], positions [S], rows
 
 
-class Enough(Exception):  # noqa: N818 - not a fault: the pass has what it wanted
-    """Raised in the middle of a forward pass to end it; whoever started the pass catches it."""
-
-
 class PassMemo:
     """What passes over one base found, so that policies that are compared on it need not run the same pass again.
 

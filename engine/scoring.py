@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.passes import Enough, PassRows
+from engine.hf_adapter import Enough
+from engine.passes import PassRows
 from engine.rows import Base
 
 BLOCK_ELEMENTS = 1 << 22  # of attention that are held at a time

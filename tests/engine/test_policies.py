@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine.hf_adapter import Enough
 from engine.model import Model
-from engine.passes import Enough, PassMemo, PassRows
+from engine.passes import PassMemo, PassRows
 from engine.plan import Plan, PlannedChunk, plan_prompt
 from engine.policies import POLICIES, Policy, create_policy
 from engine.policies.closure import block_for, middle_layers
@@ -51,7 +52,7 @@ class Recorder:
 def recorded(model: Model, plan: Plan, positions: torch.Tensor) -> Recorder:
     rows = Recorder(stitched(model, plan), positions)
     with torch.inference_mode():
-        model._hf.run(torch.tensor(plan.token_ids)[positions], positions, rows)
+        model._hf.look(torch.tensor(plan.token_ids)[positions], positions, rows)
     return rows
 
 

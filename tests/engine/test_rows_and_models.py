@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from engine.decode import SamplingParams
 from engine.hf_adapter import read_config
 from engine.model import Model
 from engine.plan import PlannedChunk, plan_prompt
-from engine.rows import KvRows
+from engine.rows import Base, KvRows, Part, WorkingRows
 from schemas.errors import Cancelled, InputError, RequestError, UnsupportedModelError
 from tests.engine.conftest import REUSABLE, SHAPE, VOCAB, random_ids, template_of, tiny_model
 from tests.engine.test_stitched_equals_masked_prefill import BOUND, LENS, causal_logits, chunk_ids, error, plan_of
@@ -30,6 +32,35 @@ def test_eng_04_a_ragged_batch_equals_single_runs() -> None:
             for a, b in zip(together, apart, strict=True):
                 torch.testing.assert_close(a.k, b.k, rtol=0, atol=1e-5 * float(b.k.abs().max()))
                 torch.testing.assert_close(a.v, b.v, rtol=0, atol=1e-5 * float(b.v.abs().max()))
+
+
+@pytest.mark.parametrize("name", REUSABLE)
+@torch.inference_mode()
+def test_a_pass_for_rows_alone_leaves_the_last_layer_when_it_has_them(name: str) -> None:
+    """What follows the last layer's rows is read by nobody: its attention and its MLP are not computed."""
+    model = tiny_model(REUSABLE[name]())
+    ids, positions = torch.tensor(random_ids(9, seed=1)), torch.arange(9)
+
+    def rows_of(run: Callable[..., None]) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+        layers: list[int] = []
+
+        class Watched(WorkingRows):
+            def attend(self, layer: int, *rest: Any) -> torch.Tensor:
+                layers.append(layer)
+                return super().attend(layer, *rest)
+
+        rows = Base(Part(model._like, 9)).open(0)
+        rows.__class__ = Watched
+        rows.begin(positions)
+        run(ids, positions, rows)
+        return layers, *rows.own
+
+    layers, k, v = rows_of(model._hf.run)
+    all_layers, all_k, all_v = rows_of(model._hf.look)
+    assert layers == list(range(model.spec.n_layers - 1))
+    assert all_layers == list(range(model.spec.n_layers))
+    assert torch.equal(k, all_k)
+    assert torch.equal(v, all_v)
 
 
 def test_eng_05_a_chunk_without_rows_gives_the_same_answer(llama: Model) -> None:
