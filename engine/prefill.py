@@ -7,6 +7,7 @@ may see            prefix, and the part of the own chunk that is not later
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from kernels.reference.attention import KeySet
 from schemas.errors import Cancelled
 
 _PREFIXES = 4  # prefixes whose rows are kept; a process normally has one
+_PACE_TOKENS = 64  # a pass of fewer tokens says little of the pace
+_PACE_WEIGHT = 0.3  # of the newest pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +116,15 @@ class Prefixes:
 
 
 class ChunkPrefill:
-    """Computes chunks behind what stands in front of them, several in one pass."""
+    """Computes chunks behind what stands in front of them, several in one pass.
+
+    Attributes:
+        pace_s: seconds per token of the passes that an answer waited for, smoothed; None before there was one.
+    """
 
     def __init__(self, hf: HfModel, turns: Turns, capture: Capture, tables: RopeTables) -> None:
         self._hf, self._turns, self._capture, self._tables = hf, turns, capture, tables
+        self.pace_s: float | None = None
 
     def behind(
         self,
@@ -140,9 +148,16 @@ class ChunkPrefill:
             packed = PackedChunks(prefix, [len(chunk) for chunk in members], self._capture, self._tables)
             ids = torch.tensor([token for chunk in members for token in chunk])
             with self._turns.turn(background=background), self._capture.into(packed.keep_keys):
+                begin_s = time.perf_counter()
                 self._hf.run(ids, packed.positions, packed)
+                if not background and len(ids) >= _PACE_TOKENS:
+                    self._note_pace((time.perf_counter() - begin_s) / len(ids))
             done += packed.rows()
         return done
+
+    def _note_pace(self, seconds: float) -> None:
+        before = seconds if self.pace_s is None else self.pace_s
+        self.pace_s = before + _PACE_WEIGHT * (seconds - before)
 
 
 def batches(lens: Sequence[int], batch_tokens: int) -> Iterator[range]:

@@ -77,6 +77,7 @@ class MissReason(StrEnum):
     TOKEN_IDS = "token_ids"
     CHECKSUM = "checksum"
     TIMEOUT = "timeout"
+    SLOWER = "slower"  # than computing the rows
     STORE = "store"
     NEIGHBOUR = "neighbour"  # a fused one: a chunk that it was made with is not visible; rows of pass 1 serve
 

@@ -14,6 +14,7 @@ from schemas.errors import ArtifactMiss, MissReason, StoreError
 from schemas.kv_artifact import KvArtifact
 from schemas.receipt import Tier
 from serve.forms import Form, Wanted
+from serve.patience import Patience
 from serve.telemetry import OBJECT, Telemetry
 from serve.tiers import Tiers
 from stores import KvStore
@@ -44,6 +45,23 @@ class Loaded:
     release: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True)
+class _Wait:
+    """Until when a request waits, on the monotonic clock.
+
+    Attributes:
+        longest_s: for what was fused, which cannot be computed here.
+        worth_s: for the rest, no longer than computing it would take; None: not at all.
+    """
+
+    longest_s: float
+    worth_s: float | None
+
+    def until_s(self, form: Form) -> float | None:
+        """For one form of a chunk."""
+        return self.longest_s if form.neighbours else self.worth_s
+
+
 @dataclass
 class _Flight:
     result: Future[_Result]
@@ -63,14 +81,14 @@ class KvLoader:
         tiers: what is kept of them in memory.
         fingerprint: digest of the fingerprint in use.
         pool: threads for the fetches; as many run at a time.
-        timeout_s: how long a request waits for all its artifacts.
+        patience: how long a request waits for all its artifacts.
     """
 
     def __init__(
-        self, store: KvStore, tiers: Tiers, fingerprint: str, pool: Executor, timeout_s: float, telemetry: Telemetry
+        self, store: KvStore, tiers: Tiers, fingerprint: str, pool: Executor, patience: Patience, telemetry: Telemetry
     ) -> None:
         self._store, self._tiers, self._fingerprint, self._pool = store, tiers, fingerprint, pool
-        self._timeout_s, self._telemetry = timeout_s, telemetry
+        self._patience, self._telemetry = patience, telemetry
         self._flights: dict[Name, _Flight] = {}
 
     async def load(self, chunks: Sequence[Wanted]) -> Loaded:
@@ -78,13 +96,13 @@ class KvLoader:
 
         Its chunk is counted, and served by its next form, or fresh.
         """
-        deadline_s, pins, tiers = time.monotonic() + self._timeout_s, _Pins(), Counter[str]()
+        wait, pins, tiers = self._wait(chunks), _Pins(), Counter[str]()
 
         def release() -> None:
             while pins:
                 self._tiers.host.unpin(*pins.pop())
 
-        tasks = [asyncio.ensure_future(self._first_of(chunk, deadline_s, pins, tiers)) for chunk in chunks]
+        tasks = [asyncio.ensure_future(self._first_of(chunk, wait, pins, tiers)) for chunk in chunks]
         try:
             results = await asyncio.gather(*tasks)
         except BaseException:
@@ -100,15 +118,25 @@ class KvLoader:
         self._tiers.looked_up(Tier.HOST, tiers[Tier.HOST], len(chunks) - tiers[Tier.HOST])
         return Loaded(artifacts, fused, dict(fallback), dict(tiers), release)
 
+    def _wait(self, chunks: Sequence[Wanted]) -> _Wait:
+        """For a request that begins now."""
+        sizes = [
+            len(one.chunk.chunk.token_ids)
+            for one in chunks
+            if one.chunk.kv_ready and not one.forms[0].neighbours and _name(one, one.forms[0]) not in self._tiers.host
+        ]
+        now_s, worth_s = time.monotonic(), self._patience.for_chunks(sizes)
+        return _Wait(now_s + self._patience.timeout_s, now_s + worth_s if worth_s else None)
+
     async def _first_of(
-        self, wanted: Wanted, deadline_s: float, pins: _Pins, tiers: Counter[str]
+        self, wanted: Wanted, wait: _Wait, pins: _Pins, tiers: Counter[str]
     ) -> tuple[KvArtifact | None, MissReason | None]:
         """The first form that is there, and why it is not a better one."""
         reason = wanted.passed_over
         for form in wanted.forms:
-            name = Name(wanted.chunk.chunk.document, wanted.chunk.chunk.version, form.kv_key)
+            name = _name(wanted, form)
             kept = self._tiers.host.pin(name)
-            result = kept or await self._one(name, wanted.chunk, form, deadline_s)
+            result = kept or await self._one(name, wanted.chunk, form, wait)
             if isinstance(result, KvArtifact):
                 tiers[OBJECT if kept is None else Tier.HOST] += 1
                 kept = kept or self._tiers.host.pin(name)  # what was just read stays while it is used, too
@@ -118,10 +146,15 @@ class KvLoader:
             reason = result
         return None, reason
 
-    async def _one(self, name: Name, chunk: IndexedChunk, form: Form, deadline_s: float) -> _Result:
+    async def _one(self, name: Name, chunk: IndexedChunk, form: Form, wait: _Wait) -> _Result:
         if not chunk.kv_ready:  # ingest has not confirmed it: asking the store would only cost time
             return MissReason.MISSING
         flight = self._flights.get(name)
+        until_s = wait.until_s(form)
+        if until_s is None:
+            if flight is None and len(self._flights) < LOAD_THREADS:
+                self._take_off(name, chunk, form)  # for the next question
+            return MissReason.SLOWER
         if flight is None:
             flight = self._take_off(name, chunk, form)
         flight.waiters += 1
@@ -129,9 +162,9 @@ class KvLoader:
             # shielded: the others' wait must not end with this one's
             waited = asyncio.shield(asyncio.wrap_future(flight.result))
             with self._telemetry.kv_waiters.track_inprogress():
-                return await asyncio.wait_for(waited, max(0.0, deadline_s - time.monotonic()))
+                return await asyncio.wait_for(waited, max(0.0, until_s - time.monotonic()))
         except TimeoutError:
-            return MissReason.TIMEOUT
+            return MissReason.TIMEOUT if until_s == wait.longest_s else MissReason.SLOWER
         finally:
             flight.waiters -= 1
             if flight.waiters == 0:
@@ -159,8 +192,13 @@ class KvLoader:
             return MissReason.STORE
         seconds = time.perf_counter() - started_s
         self._telemetry.loaded(artifact.nbytes, seconds)
+        self._patience.loaded(seconds)
         self._tiers.keep(name, artifact, _owners(chunk, form), seconds)
         return artifact
+
+
+def _name(wanted: Wanted, form: Form) -> Name:
+    return Name(wanted.chunk.chunk.document, wanted.chunk.chunk.version, form.kv_key)
 
 
 def _owners(chunk: IndexedChunk, form: Form) -> tuple[Owner, ...]:

@@ -16,6 +16,7 @@ from serve.documents import Documents
 from serve.following import Following
 from serve.loading import LOAD_THREADS, KvLoader
 from serve.parts import Parts
+from serve.patience import Patience
 from serve.prefixes import ExactPrefixes
 from serve.readiness import Readiness
 from serve.retrieve import Found, Retriever
@@ -54,6 +55,7 @@ class Service:
     answerer: Answerer
     documents: Documents
     tiers: Tiers
+    patience: Patience
     tail: CommitTail
 
     @classmethod
@@ -65,7 +67,8 @@ class Service:
         host = HostTier(serve.host_tier_bytes, floors)
         tiers = Tiers(parts.generation.name, host, prefixes, floors, parts.index, telemetry)
         fingerprint = parts.model.fingerprint.digest
-        loader = KvLoader(parts.kv, tiers, fingerprint, pools.loads, serve.load_timeout_s, telemetry)
+        patience = Patience(serve.load_timeout_s, lambda: parts.model.prefill_pace_s, LOAD_THREADS)
+        loader = KvLoader(parts.kv, tiers, fingerprint, pools.loads, patience, telemetry)
         answerer = Answerer(
             settings,
             parts,
@@ -80,7 +83,7 @@ class Service:
         documents = Documents(parts, settings.kafka, reads=pools.index, writes=pools.topics)
         searches = Admission(STORE_THREADS, settings.serve.max_queue, telemetry)
         tail = CommitTail(parts, tiers, telemetry, settings.serve.tier_check_s)
-        return cls(parts, retriever, searches, answerer, documents, tiers, tail)
+        return cls(parts, retriever, searches, answerer, documents, tiers, patience, tail)
 
     async def retrieve(self, tenant: str, question: str, k: int) -> list[Found]:
         """A search on its own, as `Retriever.visible`, with its own slots and queue.

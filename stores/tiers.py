@@ -89,6 +89,9 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, name: Name) -> bool:
+        return name in self._entries
+
     def pin(self, name: Name) -> KvArtifact | None:
         """The artifact, which stays until `unpin`; None where it is not here."""
         with self._lock:

@@ -63,6 +63,22 @@ def test_a_pass_for_rows_alone_leaves_the_last_layer_when_it_has_them(name: str)
     assert torch.equal(v, all_v)
 
 
+def test_the_pace_of_chunk_prefill_is_known_from_the_start_and_follows_what_answers_wait_for() -> None:
+    """Passes in the background give way to others, and a few tokens cost as much as many: neither tells the pace."""
+    model = tiny_model(REUSABLE["llama"]())
+    assert model.prefill_pace_s is None
+    model.precompute(random_ids(5, seed=1))
+    known = model.prefill_pace_s
+    assert known is not None
+    assert known > 0
+    model.prefill_chunks((), [random_ids(80, seed=2)])
+    model.precompute(random_ids(5, seed=3))
+    for n_tokens, told in ((20, False), (80, True)):
+        plan = plan_of(model, (n_tokens,))
+        model.stitch(plan, [None])
+        assert (model.prefill_pace_s != known) is told
+
+
 def test_eng_05_a_chunk_without_rows_gives_the_same_answer(llama: Model) -> None:
     """A failed read must not show: the chunk is computed the way its artifact would have been. Memory holds NaN."""
     plan = plan_of(llama, LENS)

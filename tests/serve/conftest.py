@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from engine.variants import VARIANTS
+from schemas.chunk import Fusion, Neighbour
+from schemas.ids import DocumentKey
+from schemas.kv_artifact import NeighbourName
 from schemas.settings import Settings, load_settings
 from serve import BackgroundServer
 from tests.serve.fakes import Bench, make_bench
@@ -50,3 +55,22 @@ def start(settings: Settings, bench: Bench) -> Iterator[Callable[..., httpx.Clie
 @pytest.fixture
 def client(start: Callable[..., httpx.Client]) -> httpx.Client:
     return start()
+
+
+@pytest.fixture
+def fused(bench: Bench) -> Bench:
+    """A document of three chunks, each fused with the one chunk of `near`, which no question finds."""
+    document = DocumentKey("default", "near")
+    object.__setattr__(bench.parts, "variant", VARIANTS["fused"])
+    (near,) = bench.corpus.put("near", "Unlike anything else.")
+    chunks = bench.corpus.put("lake", "The lake is deep.", "The lake is deep and cold.", "The lake is deep and blue.")
+    for chunk in chunks:
+        key = "fused" + chunk.kv_key[5:]
+        plain = bench.corpus.artifact(chunk.chunk)
+        names = (NeighbourName(tenant="default", doc_id="near", kv_key=near.kv_key),)
+        header = plain.header.model_copy(update={"neighbours": names})
+        bench.parts.kv.put(chunk.chunk.document, key, replace(plain, header=header))
+        fusion = Fusion(key, (Neighbour(document, 1, near.kv_key),), ready=True)
+        bench.parts.index.mark_fusion(chunk.chunk.id, fusion)
+    bench.blobs.reads.clear()
+    return bench

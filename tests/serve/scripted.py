@@ -92,6 +92,7 @@ class ScriptedModel:
     selected_as_fused: list[bool] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)  # tokens of the exact prefix that was handed over
     exact_rows_last: bool = True
+    prefill_pace_s: float | None = None
     repaired: list[int] = field(default_factory=list)
     calls: int = 0
 

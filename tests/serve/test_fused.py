@@ -10,30 +10,10 @@ from engine.variants import VARIANTS
 from schemas.chunk import Fusion, Neighbour
 from schemas.head import DocumentState
 from schemas.ids import DocumentKey
-from schemas.kv_artifact import NeighbourName
 from serve.forms import served_variant, wanted
 from tests.serve.fakes import certificate, metric
 
 ASK = {"question": "How deep is the lake?", "k": 3}
-NEAR = DocumentKey("default", "near")
-
-
-@pytest.fixture
-def fused(bench):
-    """A document of three chunks, each fused with the one chunk of `near`, which no question finds."""
-    object.__setattr__(bench.parts, "variant", VARIANTS["fused"])
-    (near,) = bench.corpus.put("near", "Unlike anything else.")
-    chunks = bench.corpus.put("lake", "The lake is deep.", "The lake is deep and cold.", "The lake is deep and blue.")
-    for chunk in chunks:
-        key = "fused" + chunk.kv_key[5:]
-        plain = bench.corpus.artifact(chunk.chunk)
-        names = (NeighbourName(tenant="default", doc_id="near", kv_key=near.kv_key),)
-        header = plain.header.model_copy(update={"neighbours": names})
-        bench.parts.kv.put(chunk.chunk.document, key, replace(plain, header=header))
-        fusion = Fusion(key, (Neighbour(NEAR, 1, near.kv_key),), ready=True)
-        bench.parts.index.mark_fusion(chunk.chunk.id, fusion)
-    bench.blobs.reads.clear()
-    return bench
 
 
 def ask(client, **fields):
