@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from schemas.ids import DocumentKey
 from schemas.kv_artifact import NeighbourName
 from schemas.settings import Settings, load_settings
 from serve import BackgroundServer
-from tests.serve.fakes import Bench, make_bench
+from serve.errors import NotReadyError
+from tests.serve.fakes import Bench, make_bench, until
 
 
 @pytest.fixture
@@ -47,6 +48,8 @@ def start(settings: Settings, bench: Bench) -> Iterator[Callable[..., httpx.Clie
             stack.callback(lambda: (bench.model.hold.set(), bench.blobs.gate.set()))
             client = stack.enter_context(httpx.Client(base_url=server.url, timeout=30))
             client.kvquilt = server.app.state.kvquilt  # the state behind it
+            with suppress(NotReadyError):  # the first question waits for this, too, but not for long
+                until(lambda: client.kvquilt.service.tiers._told.is_set(), "the replica's first word")
             return client
 
         yield _start
