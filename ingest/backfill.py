@@ -26,7 +26,6 @@ from ingest.retry import store_retry
 from ingest.runners import NAMESPACE, Runner
 from ingest.sources import Piece, Source
 from ingest.work import Batch, IndexWork, Outcome, Work
-from schemas.head import CommitRecord
 from schemas.settings import IngestSettings, Settings
 from stores.clock import SystemClock
 from stores.topics import Message, ensure_topics
@@ -159,11 +158,8 @@ def _read(piece: Piece) -> Iterator[Message]:
 
 
 def commit_messages(batch: Batch[IndexWork]) -> Iterator[Message]:
-    """The commit records of a batch as PREFILL reads them from the topic."""
-    for work in batch:
-        if work.active and work.head is not None:
-            record = CommitRecord.of(work.head)
-            yield Message("backfill", 0, work.message.offset, record.event_ms, record.key, record.to_bytes())
+    """The commit records of a batch, as PREFILL reads them from the topic."""
+    return (work.announced for work in batch if work.announced is not None)
 
 
 def _indexed(batch: Batch[Work]) -> Counter[str]:

@@ -26,6 +26,7 @@ class Overview:
     """What the first look found.
 
     Attributes:
+        ahead: points of versions above their head's, or without a head.
         headless: folders of objects of documents that have no head.
         open: a part of each receipt that is not complete, or whose parts a killed run noted beside the complete one.
     """
@@ -35,6 +36,7 @@ class Overview:
     n_objects: int = 0
     n_receipts: int = 0
     suspects: dict[DocumentKey, None] = field(default_factory=dict)  # in the order in which they were found
+    ahead: set[uuid.UUID] = field(default_factory=set)
     headless: list[Folder] = field(default_factory=list)
     open: list[ReceiptName] = field(default_factory=list)
 
@@ -86,6 +88,8 @@ def overview(parts: Stores, tenant: str | None) -> Overview:
             head = heads.get(point.document.digest)
             if head is None or not head.live or point.version != head.version:
                 found.suspects[point.document] = None
+                if head is None or point.version > head.version:
+                    found.ahead.add(point.id)
                 continue
             live_points[point.document.digest] = live_points.get(point.document.digest, 0) + 1
             folder = (point.document.tenant_digest, point.document.digest)

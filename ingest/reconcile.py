@@ -7,14 +7,15 @@ what was published since.
 
 Without it only what is safe at any time is done, in the order that `sinks.retire` explains. Points above their head,
 or without one, belong to an event that is being indexed, or to one that was given up: they are deleted only when
-settled, and put back if their head has moved to them meanwhile. A backfill is not seen by the groups: run reconcile
-when none runs.
+settled and if they were there before that, and put back if their head has moved to them meanwhile. A backfill is not
+seen by the groups: run reconcile when none runs.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -190,7 +191,7 @@ class Reconciler:
             if not drift.any:
                 continue
             if drift.ahead:
-                self._ahead(drift)
+                self._ahead(drift, found.ahead)
             if drift.head is None:
                 continue
             if drift.head.live:
@@ -243,20 +244,21 @@ class Reconciler:
         if drift.unaccounted:
             self._add(Kind.OPEN_RECEIPTS, drift.document, 1, action, f"version {head.version}")
 
-    def _ahead(self, drift: Drift) -> None:
-        if not self._report.settled:
+    def _ahead(self, drift: Drift, before: Set[uuid.UUID]) -> None:
+        """Delete those points that were there `before` the pipelines were waited for: others are being indexed now."""
+        ids = [point.id for point in drift.ahead if point.id in before]
+        if not self._report.settled or not ids:
             why = "an event may be being indexed; it goes when it is known that none is"
             self._add(Kind.POINTS_AHEAD, drift.document, len(drift.ahead), Action.NONE, why)
             return
-        action = self._do(Action.DELETED, lambda: self._delete_ahead(drift))
-        self._add(Kind.POINTS_AHEAD, drift.document, len(drift.ahead), action)
+        action = self._do(Action.DELETED, lambda: self._delete_ahead(drift.document, ids))
+        self._add(Kind.POINTS_AHEAD, drift.document, len(ids), action)
 
-    def _delete_ahead(self, drift: Drift) -> None:
-        parts, document = self._parts, drift.document
+    def _delete_ahead(self, document: DocumentKey, ids: Sequence[uuid.UUID]) -> None:
+        parts, deleted = self._parts, set(ids)
         points = parts.retry(lambda: parts.index.chunks(document, vectors=True), "reading points")
-        parts.retry(lambda: parts.index.delete([point.id for point in drift.ahead]), "deleting points")
+        parts.retry(lambda: parts.index.delete(ids), "deleting points")
         head = parts.retry(lambda: parts.index.heads([document]), "reading a head").get(document)
-        deleted = {point.id for point in drift.ahead}
         back = [p for p in points if head is not None and p.chunk.id in deleted and p.chunk.version == head.version]
         if back:  # committed in between: an event that came twice
             parts.retry(lambda: parts.index.upsert(back), "putting points back")

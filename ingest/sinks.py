@@ -17,6 +17,7 @@ from schemas.errors import EventError, InputError
 from schemas.head import MAX_CHANGES, CommitRecord, DocumentState, Head
 from schemas.ids import DocumentKey
 from stores.leftovers import live_names
+from stores.topics import Message
 
 
 def upsert_points(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
@@ -87,17 +88,23 @@ def retire(parts: Stores, document: DocumentKey) -> None:
 
 def publish_commits(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
     """Announce the heads that this batch moved or found moved; also again, since the record may not have got out."""
-    announce(parts, [work.head for work in batch if work.active and work.head is not None])
-    return batch
+    moved = {number: work.head for number, work in enumerate(batch) if work.active and work.head is not None}
+    messages = dict(zip(moved, announce(parts, moved.values()), strict=True))
+    return tuple(replace(work, announced=messages.get(number)) for number, work in enumerate(batch))
 
 
-def announce(parts: Stores, heads: Iterable[Head]) -> None:
-    """Publish the commit records of heads."""
+def announce(parts: Stores, heads: Iterable[Head]) -> list[Message]:
+    """Publish the commit records of heads; returns them as they stand in the topic."""
     records = [CommitRecord.of(head) for head in heads]
-    if records:
-        topic = parts.settings.kafka.commits_topic
-        items = [(record.key, record.to_bytes(), ()) for record in records]
-        parts.retry(lambda: parts.publisher.publish_many(topic, items), "publishing commit records")
+    if not records:
+        return []
+    topic = parts.settings.kafka.commits_topic
+    items = [(record.key, record.to_bytes(), ()) for record in records]
+    places = parts.retry(lambda: parts.publisher.publish_many(topic, items), "publishing commit records")
+    return [
+        Message(topic, partition, offset, record.event_ms, key, value)
+        for record, (key, value, _), (partition, offset) in zip(records, items, places, strict=True)
+    ]
 
 
 def put_dead_aside(parts: Stores, batch: Batch[W]) -> Batch[W]:

@@ -56,11 +56,13 @@ class IndexWork(Work):
         points: all points of the event's version that are to be written, in order; those whose `vectors` is None
             are to be embedded.
         head: the head as read by plan (None: a new document), and after the flip the one that is stored.
+        announced: its commit record, as it was published.
     """
 
     event: ChangeEvent | None = None
     points: tuple[IndexedChunk, ...] = ()
     head: Head | None = None
+    announced: Message | None = None
 
     @property
     def document(self) -> DocumentKey | None:

@@ -90,11 +90,20 @@ class Publisher:
             while waiting:
                 yield _answer(*waiting.popleft())
 
-    def publish_many(self, topic: str, items: Iterable[Item], progress: Callable[[int], None] | None = None) -> None:
-        """Write records in order and wait for all of them; `progress` is told how many the broker has so far."""
-        for acknowledged, _ in enumerate(self.publish_each(topic, items), 1):
+    def publish_many(
+        self, topic: str, items: Iterable[Item], progress: Callable[[int], None] | None = None
+    ) -> list[tuple[int, int]]:
+        """Write records in order and wait for all of them; `progress` is told how many the broker has so far.
+
+        Returns:
+            The partition and the offset of each.
+        """
+        places = []
+        for message in self.publish_each(topic, items):
+            places.append((message.partition, message.offset))
             if progress:
-                progress(acknowledged)
+                progress(len(places))
+        return places
 
     def dead_letter(
         self,

@@ -5,9 +5,15 @@ from dataclasses import replace
 import pytest
 
 from ingest import deletion
+from ingest.backfill import commit_messages
+from ingest.pipeline import INDEX_STEPS, PREFILL_STEPS
+from ingest.planning import parse
+from ingest.prefill import parse_record
+from ingest.work import Outcome
 from schemas.errors import BlobError
 from schemas.head import CommitRecord
 from schemas.receipt import Place, ReceiptState, Stage
+from schemas.replica import Replica
 from stores.fakes import CrashPoint, SimulatedCrash, fake_artifact, with_faults
 from stores.kv_store import KvStore
 from stores.leftovers import leftovers
@@ -266,3 +272,25 @@ def test_prefill_leaves_no_part_beside_a_receipt_that_another_process_closed_mea
     done = deletion.confirm(parts, CommitRecord.of(head))
     assert done.state is ReceiptState.COMPLETE
     assert noted(world, 2) == {}
+
+
+def test_a_deletion_by_a_backfill_waits_for_replicas_to_pass_its_record_in_the_topic(world):
+    """A place in the file, or in the topic of documents, is no place in the topic that replicas follow."""
+    for number in range(9):
+        world.change(TEXT, 1, doc_id=f"other {number}")
+    live(world)
+    read = {0: len(world.topics.messages(world.kafka.commits_topic))}
+    world.prefill_parts.replicas.say(Replica(name="one", positions=read, clean_ms=0))
+
+    batch = (parse(world.index_parts, replace(world.change(None, 2), topic="documents.jsonl", offset=3)),)
+    for step in INDEX_STEPS:
+        batch = step(world.index_parts, batch)
+    batch = tuple(map(parse_record, commit_messages(batch)))
+    for step in PREFILL_STEPS:
+        batch = step(world.prefill_parts, batch)
+    assert [work.outcome for work in batch] == [Outcome.CONFIRMED]
+    assert receipt(world, 2) is None, "the replica has not read it"
+
+    world.prefill_parts.replicas.say(Replica(name="one", positions={0: read[0] + 1}, clean_ms=0))
+    world.prefill()
+    assert receipt(world, 2).state is ReceiptState.COMPLETE

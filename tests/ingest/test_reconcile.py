@@ -221,6 +221,23 @@ def test_points_of_an_event_that_is_being_indexed_are_left_alone(world):
     assert world.texts() == "All is different now."
 
 
+def test_points_of_an_event_that_came_after_the_pipelines_were_idle_are_left_alone(world):
+    """It was published behind the moment that both groups had committed everything: nothing says that it was given up."""
+    live(world)
+    stray(world)  # a reason to look at the document
+
+    def lag(pipeline):
+        if pipeline == "prefill":  # the last that is asked
+            world.change("All is different now.", 2)
+            crash(world, "index", "flip")
+        return 0
+
+    report = reconcile(world, lag=lag)
+    assert (Kind.POINTS_AHEAD, "default/d", 1, Action.NONE) in found(report)
+    agree(world)
+    assert world.texts() == "All is different now."
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["above the head", "without a head"])
 def test_points_of_an_event_that_was_given_up_are_deleted_once_the_pipelines_have_passed(world, known):
     if known:
