@@ -58,10 +58,12 @@ class Sampler:
         """The next token id."""
         if self._params.temperature == 0:
             return int(logits.argmax())
-        shares = (logits.float().cpu() / self._params.temperature).softmax(-1)
+        logits = logits.double().cpu()
+        shares = ((logits - logits.max()) / self._params.temperature).softmax(-1)  # finite, however small
         if self._params.top_p < 1:
             ordered, ids = shares.sort(descending=True)
-            outside = ordered.cumsum(-1) - ordered >= self._params.top_p  # the first is always inside
+            outside = ordered.cumsum(-1) - ordered >= self._params.top_p
+            outside[0] = False
             shares = shares.index_fill(0, ids[outside], 0.0)
         return int(torch.multinomial(shares, 1, generator=self._generator))
 

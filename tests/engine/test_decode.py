@@ -112,6 +112,16 @@ def test_top_p_never_takes_what_lies_outside() -> None:
         assert {sampler.choose(logits) for _ in range(300)} == kept
 
 
+@pytest.mark.parametrize("small", [1e-38, 1e-45, 1e-300, 5e-324])
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+def test_the_smallest_temperature_and_top_p_take_the_most_likely_token(name: str, small: float) -> None:
+    """Bug: in float32 they were 0, and shares of inf or of nothing at all were drawn from: a 500."""
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(1)) * 50
+    logits[7] = float("-inf")
+    sampler = Sampler(SamplingParams(**{"temperature": 1.0, "seed": 1, name: small}))  # type: ignore[arg-type]
+    assert {sampler.choose(logits) for _ in range(50)} == {int(logits.argmax())}
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
