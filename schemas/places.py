@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 HTTP_PORTS = {"http": 80, "https": 443}
 SCHEMES = ("https", "http", "s3", "gs", "file")
 _ODD = re.compile(r"[\s\\\x00-\x1f\x7f]")
+_USERINFO = re.compile(r"(?<=//)[^/?#\s]*@")
 
 
 @dataclass(frozen=True)
@@ -84,3 +85,8 @@ def check_place(place: str) -> None:
         raise ValueError(f"{place!r}: {error}; expected scheme://host[:port][/folder]") from error
     if parts.query or "#" in place or "*" in parts.host:
         raise ValueError(f"{place!r}: expected scheme://host[:port][/folder], without wildcards, query or fragment")
+
+
+def without_userinfo(text: str) -> str:
+    """The text with user name and password taken out of every URL in it."""
+    return _USERINFO.sub("", text)

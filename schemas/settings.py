@@ -25,7 +25,7 @@ from pydantic_settings import (
 
 from schemas.errors import SettingsError
 from schemas.events import describe
-from schemas.places import check_place
+from schemas.places import check_place, without_userinfo
 
 ENV_PREFIX = "KVQUILT_"
 FILE_VARIABLE = "KVQUILT_CONFIG_FILE"
@@ -33,7 +33,7 @@ TEST_PREFIX = "KVQUILT_TEST_"  # the test suite's own; never settings
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class KafkaSettings(_Section):
@@ -304,14 +304,18 @@ class Settings(BaseSettings):
         return self.qdrant.url or str(self.data_dir.expanduser().resolve() / "qdrant")
 
     def redacted(self) -> dict[str, Any]:
-        """All settings as plain values, without secrets: what is printed at start and served at /config."""
+        """All settings as plain values, without secrets: what is printed at start and served at /config to any tenant.
+
+        Of `serve.api_keys` only how many there are: whose they are is no tenant's business. URLs are without userinfo.
+        """
         plain: dict[str, Any] = self.model_dump(mode="json")
-        plain["serve"]["api_keys"] = {f"key {n + 1}": tenant for n, tenant in enumerate(self.serve.api_keys.values())}
+        plain["serve"]["api_keys"] = len(self.serve.api_keys)
         plain["kafka"]["security"] = dict.fromkeys(self.kafka.security, "**********")
         plain["blobs"]["options"] = dict.fromkeys(self.blobs.options, "**********")
         secret = {place: dict.fromkeys(options, "**********") for place, options in self.events.fetch.options.items()}
         plain["events"]["fetch"]["options"] = secret
-        return plain
+        shown: dict[str, Any] = _without_userinfo(plain)
+        return shown
 
     @classmethod
     def settings_customise_sources(
@@ -348,6 +352,14 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
         raise SettingsError(f"settings: {describe(error)}") from error
     except EnvironmentSyntaxError as error:
         raise SettingsError(f"settings: {error}: {error.__cause__}") from error
+
+
+def _without_userinfo(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {without_userinfo(key): _without_userinfo(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_userinfo(inner) for inner in value]
+    return without_userinfo(value) if isinstance(value, str) else value
 
 
 def _refuse_unknown_variables() -> None:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from schemas.api import ErrorBody, ErrorDetail
 from schemas.errors import InputError, KvquiltError, RequestError, StoreError, UnsupportedModelError
+from schemas.places import without_userinfo
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; access logs do
 _VALIDATION_CODES = {"json_invalid": "invalid_json", "extra_forbidden": "unknown_field", "missing": "missing_field"}
@@ -47,11 +48,12 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
     if isinstance(error, InputError):
         return 400, _body(400, str(error), "invalid_request")
     if isinstance(error, NotReadyError):
-        return 503, _body(503, str(error), "not_ready")
+        return 503, _body(503, without_userinfo(str(error)), "not_ready")
     if isinstance(error, StoppingError):
         return 503, _body(503, str(error), "server_stopping")
     if isinstance(error, StoreError):
-        return 503, _body(503, f"an outside system did not answer: {error}", "store_unavailable")
+        said = without_userinfo(str(error))  # it may name the URL of the settings
+        return 503, _body(503, f"an outside system did not answer: {said}", "store_unavailable")
     if isinstance(error, UnsupportedModelError):
         return 500, _body(500, str(error), "unsupported_model")
     return 500, _body(500, "internal error; the log has it under this x-request-id", "internal_error")

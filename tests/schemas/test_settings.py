@@ -101,6 +101,25 @@ def test_a_wrong_flag_is_refused_too():
         load_settings({"ingest": {"batch_documents": 0}})
 
 
+def floats(model, *above):
+    for name, field in model.model_fields.items():
+        if hasattr(field.annotation, "model_fields"):
+            yield from floats(field.annotation, *above, name)
+        elif field.annotation is float:
+            yield (*above, name)
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
+@pytest.mark.parametrize("path", list(floats(Settings)), ids=".".join)
+def test_a_number_that_is_infinite_or_none_is_refused(path, value):
+    """Bug: a time-out of `inf` reached a socket as an OverflowError."""
+    flags = value
+    for name in reversed(path):
+        flags = {name: flags}
+    with pytest.raises(SettingsError, match=rf"{'.'.join(path)}: Input should be a finite number"):
+        load_settings(flags)
+
+
 def test_ing_06_auto_commit_is_refused_in_every_spelling():
     """Bug (beam#21742): with auto-commit on, offsets were committed before the effects, and events were lost."""
     for name in ("enable_auto_commit", "enable.auto.commit"):
@@ -126,7 +145,24 @@ def test_what_is_printed_holds_no_secret():
     )
     assert secret not in str(settings.redacted())
     assert secret not in f"{settings.serve} {settings.qdrant} {settings.client}", "logging a section must be safe too"
-    assert settings.redacted()["serve"]["api_keys"] == {"key 1": "acme"}
+
+
+def test_what_is_printed_names_no_tenant_and_no_password_in_a_url():
+    """Bug: /config showed each tenant the names of all others, and `user:password@` of every URL."""
+    url = "https://svc:hunter2@store:8081/x?y=a@b"
+    settings = load_settings(
+        {
+            "serve": {"api_keys": {"k1": "acme", "k2": "globex"}},
+            "events": {"registry": {"url": url}, "fetch": {"options": {"s3://me:hunter2@bucket": {"region": "x"}}}},
+            **{section: {"url": url} for section in ("blobs", "qdrant", "client")},
+            "kafka": {"bootstrap": "PLAIN://a:hunter2@one:1,PLAIN://b:hunter2@two:2"},
+        }
+    )
+    shown = settings.redacted()
+    assert shown["serve"]["api_keys"] == 2
+    assert {shown[section]["url"] for section in ("blobs", "qdrant", "client")} == {"https://store:8081/x?y=a@b"}
+    assert shown["kafka"]["bootstrap"] == "PLAIN://one:1,PLAIN://two:2"
+    assert not {word for word in ("acme", "globex", "hunter2", "svc") if word in str(shown)}
 
 
 def test_the_places_of_the_embedded_mode_lie_in_the_data_folder(tmp_path):

@@ -134,6 +134,18 @@ def test_an_index_that_does_not_answer_is_a_503_to_try_again(client, bench, monk
     assert response.headers["retry-after"] == "2"
 
 
+def test_a_store_that_is_away_is_named_without_its_password(client, bench, monkeypatch):
+    """Bug: `/readyz`, which wants no key, told the URL of the store with user name and password."""
+
+    def down(*_: object) -> None:
+        raise VectorIndexError("https://u:s3cr3t@qdrant:6333 did not answer")
+
+    monkeypatch.setattr(bench.parts.index, "ready", down)
+    monkeypatch.setattr(bench.parts.index, "search_visible", down)
+    for response in (client.get("/readyz"), client.post("/v1/answer", json={"question": "lake"})):
+        assert "https://qdrant:6333 did not answer" in error_of(response, 503)["message"]
+
+
 def test_request_ids_come_back_and_odd_ones_are_replaced(client):
     """An id with a line break in it would forge log lines."""
     assert client.get("/healthz", headers={"x-request-id": "abc"}).headers["x-request-id"] == "abc"

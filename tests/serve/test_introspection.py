@@ -161,7 +161,7 @@ def test_config_is_redacted_and_version_names_the_generation(start, bench):
     """Secrets in a dump end up in tickets."""
     client = start(api_keys={"sk-1": "a"})
     shown = client.get("/config", headers={"authorization": "Bearer sk-1"})
-    assert shown.json()["serve"]["api_keys"] == {"key 1": "a"}
+    assert shown.json()["serve"]["api_keys"] == 1
     assert "sk-1" not in shown.text
     version = client.get("/version").json()
     assert (version["model"], version["generation"]) == ("smollm2", bench.parts.generation.name)
