@@ -24,7 +24,7 @@ def backoff_s(attempt: int, base_s: float, rng: random.Random) -> float:
 
     Doubles per failure up to 30 s; the upper half is random, so that workers that failed together come back apart.
     """
-    full = min(MAX_BACKOFF_S, base_s * 2.0 ** (attempt - 1))
+    full = min(MAX_BACKOFF_S, base_s * 2.0 ** min(attempt - 1, 1000))  # a float ends at 2^1024
     return full * (0.5 + 0.5 * rng.random())
 
 

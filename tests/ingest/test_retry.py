@@ -23,6 +23,11 @@ def test_pauses_double_up_to_a_limit_and_the_upper_half_is_random():
         assert len(pauses) == 50
 
 
+def test_the_pause_after_a_night_of_failures_is_the_longest_one():
+    """Bug: at failure 1,025 the power of two was too large for a float, and the pipeline ended with that."""
+    assert backoff_s(1025, 0.5, random.Random(1)) == backoff_s(20, 0.5, random.Random(1)) >= MAX_BACKOFF_S / 2
+
+
 class Flaky:
     def __init__(self, *errors):
         self.errors = list(errors)
