@@ -251,6 +251,7 @@ class ServeSettings(_Section):
     max_concurrent: int = Field(default=2, ge=1)
     max_queue: int = Field(default=32, ge=0)
     load_timeout_s: float = Field(default=5.0, gt=0)
+    send_timeout_s: float = Field(default=30.0, gt=0)  # a client that reads nothing of its stream for so long is gone
     host_tier_bytes: int = Field(default=1_000_000_000, ge=0)  # of KV artifacts in memory; 0: none are kept
     prefix_cache_bytes: int = Field(default=500_000_000, ge=0)  # of rows of whole prompts; 0: none are kept
     tier_check_s: float = Field(default=5.0, gt=0)  # how often both are compared with the heads without the topic

@@ -161,8 +161,11 @@ class Answerer:
         try:
             async with self._admission.slot(), aclosing(self._answer(asked, draft)) as events:
                 async for event in events:
-                    complete = isinstance(event, Done)
+                    if isinstance(event, Done):
+                        break  # the slot is free before it is sent
                     yield event
+            complete = True
+            yield event
         except (asyncio.CancelledError, GeneratorExit):
             if not complete:
                 self._telemetry.cancelled()

@@ -60,7 +60,7 @@ async def answer(body: AnswerRequest, request: Request) -> Response:
     asked = Asked(body, request.state.tenant, request.state.request_id, request.state.received_s)
     events = state.service.answerer.events(asked)
     if body.stream:
-        return EventStream(events, state.stopped)
+        return EventStream(events, state.stopped, state.settings.serve.send_timeout_s)
     response = await or_disconnect(request.receive, whole(events), state.stopped)
     return JSONResponse(response.model_dump(mode="json"), headers={"server-timing": _server_timing(response.timing)})
 

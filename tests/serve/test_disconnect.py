@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 
 import httpx
 import pytest
 
+from schemas.api import AnswerRequest
 from serve import BackgroundServer
+from serve.answer import Asked, Cited, Done
 from tests.serve.fakes import metric, until
 
 
@@ -89,6 +93,34 @@ def test_api_02_a_client_that_leaves_the_queue_is_never_answered(start, bench):
         bench.model.hold.set()
         until(lambda: metric(client, "kvquilt_active_requests") == 0, "the first is answered")
     assert bench.model.calls == 1
+
+
+def test_a_client_that_does_not_read_its_stream_gives_its_slot_back(start, bench, caplog):
+    """Bug: a client that did not read held its slot for as long as it liked; `max_concurrent` of them stopped the service."""
+    client = start(max_concurrent=1, max_queue=1, send_timeout_s=0.3)
+    bench.corpus.put("lake", "The lake is deep")
+    bench.model.words = ["long " * 200_000] * 20
+    with raw_request(client, {"question": "lake", "stream": True}):
+        until(lambda: metric(client, "kvquilt_cancelled_total") == 1, "it counts as gone")
+        until(lambda: metric(client, "kvquilt_active_requests") == 0, "the slot is free again")
+        bench.model.words = ["short"]
+        assert client.post("/v1/answer", json={"question": "lake"}).json()["answer"] == "short"
+    assert "nothing was read for 0.3 s; it was cut off" in caplog.text
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_the_slot_is_free_before_the_last_event_is_sent(bench, start):
+    """The client has its answer by then; how fast it reads the end is no matter of those who wait."""
+    client = start()
+    bench.corpus.put("lake", "The lake is deep")
+    asked = Asked(AnswerRequest(question="lake"), "default", "r-1", time.perf_counter())
+
+    async def active_at_the_end():
+        async with aclosing(client.kvquilt.service.answerer.events(asked)) as events:
+            seen = {type(event): metric(client, "kvquilt_active_requests") async for event in events}
+        return seen[Cited], seen[Done]
+
+    assert asyncio.run(active_at_the_end()) == (1, 0)
 
 
 def waiting(client):
