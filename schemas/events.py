@@ -156,11 +156,11 @@ def parse_event(
     headers: Sequence[tuple[str, bytes | None]] = (),
 ) -> ChangeEvent:
     """Read one Kafka message; raises `EventError` that says what was wrong and what was expected."""
-    extra = {name: header for name, header in headers if header is not None}
+    extra = last_headers(headers)
     doc_id = text_key(key)
     version = header_version(extra)
     if value is None:
-        tenant = extra.get(TENANT_HEADER, DEFAULT_TENANT.encode()).decode("utf-8", "replace")
+        tenant = header_tenant(extra) or DEFAULT_TENANT
         return make_deletion(doc_id, tenant, version, event_ms=timestamp_ms, timestamp_ms=timestamp_ms, offset=offset)
     body = read_body(load_object(value))
     return make_event(doc_id, body, version=version, event_ms=timestamp_ms, timestamp_ms=timestamp_ms, offset=offset)
@@ -234,20 +234,47 @@ def text_key(key: bytes | None) -> str:
     """The message key as the document id; raises `EventError` where there is none."""
     if not key:
         raise EventError("the message has no key; the key must be the document id")
-    try:
-        return key.decode()
-    except UnicodeDecodeError as error:
-        raise EventError(f"the message key is not UTF-8: {error.reason} at byte {error.start}") from error
+    return _utf8(key, "the message key")
+
+
+def last_headers(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, bytes]:
+    """The last value under each name. A header without a value is an empty one, as a dead letter keeps it."""
+    return {name: value or b"" for name, value in headers}
 
 
 def header_version(headers: Mapping[str, bytes]) -> int | None:
     """The version that `kvquilt.version` names; raises `EventError` where it is no int64."""
-    raw = headers.get(VERSION_HEADER)
+    return header_number(headers, VERSION_HEADER)
+
+
+def header_number(headers: Mapping[str, bytes], name: str) -> int | None:
+    """The number in a header of ours; raises `EventError` where it is there and is no int64."""
+    raw = headers.get(name)
     if raw is None:
         return None
     if not raw.isdigit() or len(raw) > 19 or int(raw) >= 1 << 63:
-        raise EventError(f"header {VERSION_HEADER} must be decimal digits below 2^63 (got {raw[:40]!r})")
+        raise EventError(f"header {name} must be decimal digits below 2^63 (got {raw[:40]!r})")
     return int(raw)
+
+
+def header_tenant(headers: Mapping[str, bytes]) -> str | None:
+    """The tenant that `kvquilt.tenant` names; raises `EventError` where it is there and names none.
+
+    What is deleted must not become the default tenant's, or another's, by accident.
+    """
+    raw = headers.get(TENANT_HEADER)
+    if raw is None:
+        return None
+    if not raw:
+        raise EventError(f"header {TENANT_HEADER} must name the tenant (it is empty)")
+    return _utf8(raw, f"header {TENANT_HEADER}")
+
+
+def _utf8(raw: bytes, what: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise EventError(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def _refuse_constant(name: str) -> None:

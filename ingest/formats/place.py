@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-from schemas.events import header_version, text_key
+from schemas.events import header_version, last_headers, text_key
 
 if TYPE_CHECKING:
     from ingest.formats.keys import RecordKey
@@ -28,7 +28,7 @@ class At:
         doc_id: the document that the key names.
         raw_key: the key as text, empty where it is none.
         version: from the header `kvquilt.version`.
-        headers: the last value under each name; those without a value are left out.
+        headers: the last value under each name; empty where there is none.
     """
 
     doc_id: str
@@ -50,7 +50,7 @@ class At:
         Raises:
             EventError: there is no usable key, or a header is wrong.
         """
-        headers = {name: value for name, value in message.headers if value is not None}
+        headers = last_headers(message.headers)
         return cls(
             doc_id=key.doc_id if key is not None else text_key(message.key),
             raw_key=(message.key or b"").decode("utf-8", "replace"),

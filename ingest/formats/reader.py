@@ -13,12 +13,13 @@ from ingest.formats.records import record_event
 from ingest.formats.registry import Registry
 from schemas.errors import EventError
 from schemas.events import (
-    TENANT_HEADER,
+    DEFAULT_TENANT,
     ChangeEvent,
     check_size,
+    header_tenant,
     load_object,
+    make_deletion,
     make_event,
-    parse_event,
     read_body,
 )
 from schemas.settings import EventSettings
@@ -59,7 +60,7 @@ class EventReader:
     def _parse(self, message: Message, key: RecordKey | None) -> ChangeEvent:
         at = At.of(message, key)
         if message.value is None:
-            return self._deletion(message, at, key)
+            return self._deletion(at, key)
         if cloudevents.is_binary(at.headers):
             return cloudevents.read_binary(message.value, at, self._settings)
         if cloudevents.is_structured(at.headers):
@@ -88,13 +89,11 @@ class EventReader:
             return record_event(record, at, self._settings.fields)
         return debezium.read(envelope, at, key, self._settings)
 
-    def _deletion(self, message: Message, at: At, key: RecordKey | None) -> ChangeEvent:
+    def _deletion(self, at: At, key: RecordKey | None) -> ChangeEvent:
         if cloudevents.is_binary(at.headers):
             return cloudevents.read_binary(None, at, self._settings)
-        headers = message.headers
-        if key is not None and key.tenant is not None:  # our own key: the tenant needs no header
-            if TENANT_HEADER not in at.headers:
-                headers = (*headers, (TENANT_HEADER, key.tenant.encode()))
-        elif key is not None and at.version is None:  # the tombstone of a connector
-            return debezium.tombstone(at, key, self._settings)
-        return parse_event(at.doc_id.encode(), None, timestamp_ms=at.timestamp_ms, offset=at.offset, headers=headers)
+        own = key.tenant if key is not None else None  # our own key names the tenant: no header is needed
+        if key is not None and own is None and at.version is None:
+            return debezium.tombstone(at, key, self._settings)  # of a connector
+        tenant = header_tenant(at.headers) or own or DEFAULT_TENANT
+        return make_deletion(at.doc_id, tenant, at.version, event_ms=at.timestamp_ms, **at.order)

@@ -91,11 +91,27 @@ OWN = {
         lambda w: message(None, headers={"kvquilt.version": "two"}),
         "must be decimal digits below 2^63",
     ),
+    "a deletion whose header `kvquilt.tenant` has no value": (
+        lambda w: message(None, headers={"kvquilt.tenant": None}),
+        "kvquilt.tenant must name the tenant",
+    ),
+    "a deletion whose header `kvquilt.tenant` is not UTF-8": (
+        lambda w: message(None, headers={"kvquilt.tenant": b"acm\xe9"}),
+        "header kvquilt.tenant is not UTF-8",
+    ),
+    "a deletion whose key holds half of a surrogate pair": (
+        lambda w: message(None, key=b'{"doc_id": "\\ud800", "tenant": "acme"}'),
+        "doc_id: Input should be a valid string",
+    ),
 }
 
 CLOUDEVENTS = {
     "another `specversion`": (lambda w: binary(b"{}", {"ce_specversion": "0.3"}), "specversion '0.3' cannot be read"),
     "no `type`": (lambda w: message({**STRUCTURED, "type": None, "data": {}}), "has no type"),
+    "a deletion whose header `ce_tenant` has no value": (
+        lambda w: binary(None, {"ce_tenant": None}),
+        "attribute 'tenant' must name the tenant",
+    ),
     "an attribute that is not UTF-8": (lambda w: binary(b"{}", {"ce_subject": b"\xff"}), "ce_subject is not UTF-8"),
     "a `partitionkey` that is not the key": (lambda w: structured(partitionkey="e", data=own()), "they must agree"),
     "no data, and no type that deletes": (lambda w: structured(), "the event has no data"),

@@ -53,7 +53,17 @@ sources = st.fixed_dictionaries({"lsn": st.integers(0, 1 << 64)}, optional={"ts_
 keys = (
     st.none()
     | st.binary(max_size=12)
-    | st.sampled_from([b"d", b'{"id": 7}', b'{"a": 1, "b": 2}', b'{"id": null}', b"\x00\x00\x00\x00\x01ab"])
+    | st.sampled_from(
+        [
+            b"d",
+            b'{"id": 7}',
+            b'{"a": 1, "b": 2}',
+            b'{"id": null}',
+            b'{"doc_id": "\\ud800", "tenant": "t"}',
+            b'{"doc_id": "d", "tenant": "\\ud800"}',
+            b"\x00\x00\x00\x00\x01ab",
+        ]
+    )
 )
 header_names = st.sampled_from(
     [*CE, "content-type", "ce_sequence", "ce_tenant", "kvquilt.version", "kvquilt.tenant", "ce_time"]
