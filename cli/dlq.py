@@ -16,6 +16,7 @@ from stores.dead_letters import DeadLetter, LetterId, dismiss, read_letters, rep
 from stores.topics import Publisher, ensure_topics, read_all
 
 _MESSAGE_CHARS = 100  # of a line of `ls`
+_LAST_MS = 253_402_300_799_000  # the end of the year 9999: producers write any number for a time
 
 
 @dataclass(frozen=True)
@@ -222,4 +223,4 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _time(ms: int) -> str:
-    return datetime.fromtimestamp(max(ms, 0) / 1000, UTC).isoformat(" ", "seconds")
+    return datetime.fromtimestamp(min(max(ms, 0), _LAST_MS) / 1000, UTC).isoformat(" ", "seconds")

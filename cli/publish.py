@@ -19,6 +19,7 @@ from ingest.formats import EventReader
 from schemas.errors import InputError, KvquiltError
 from schemas.ids import is_packed
 from schemas.settings import KafkaSettings
+from stores.dead_letters import read_letters
 from stores.topics import Message, PartitionReader, Publisher, ensure_topics, read_all
 
 
@@ -136,8 +137,7 @@ def dead_letters(kafka: KafkaSettings, at: dict[tuple[int, int], str]) -> dict[s
     """Which of the events at these places were put aside, and why."""
     found = {}
     with contextlib.suppress(KvquiltError):  # it is only an explanation; waiting goes on without it
-        for letter in read_all(kafka, kafka.dead_letter_topic):
-            partition, offset = letter.header("kvquilt.error.partition"), letter.header("kvquilt.error.offset")
-            if partition and offset and (doc_id := at.get((int(partition), int(offset)))):
-                found[doc_id] = (letter.header("kvquilt.error.message") or b"").decode("utf-8", "replace")
+        for letter in read_letters(read_all(kafka, kafka.dead_letter_topic)):
+            if letter.topic == kafka.documents_topic and (doc_id := at.get((letter.partition, letter.offset))):
+                found[doc_id] = letter.message
     return found

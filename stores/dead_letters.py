@@ -11,12 +11,14 @@ without a version would become the newest, and win over what came after it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from schemas.errors import InputError
+from schemas.events import header_number, last_headers
 from schemas.settings import KafkaSettings
 from stores.kafka_client import Message
 from stores.publisher import ERROR_HEADERS, Publisher
@@ -24,6 +26,9 @@ from stores.publisher import ERROR_HEADERS, Publisher
 REPLAY_HEADERS = "kvquilt.replay."  # on an event that is sent again: .timestamp and .offset, its first ones
 REPLAYED_HEADERS = "kvquilt.replayed."  # on a note: .letter, and where to: .topic, .partition, .offset
 DISMISSED_HEADERS = "kvquilt.dismissed."  # on a note: .letter
+
+_ID = re.compile("([0-9]{1,19}):([0-9]{1,19})")
+_NUMBER = re.compile("-?[0-9]{1,19}")
 
 
 class LetterId(NamedTuple):
@@ -35,10 +40,12 @@ class LetterId(NamedTuple):
     @classmethod
     def of(cls, text: str) -> LetterId:
         """The id in `text`; raises `InputError` where it is none."""
-        partition, colon, offset = text.partition(":")
-        if not (colon and partition.isdecimal() and offset.isdecimal()):
-            raise InputError(f"{text!r} names no dead letter; expected partition:offset, as `kvquilt dlq ls` shows it")
-        return cls(int(partition), int(offset))
+        found = _ID.fullmatch(text)
+        if found is None:
+            raise InputError(
+                f"{text!r:.60} names no dead letter; expected partition:offset, as `kvquilt dlq ls` shows it"
+            )
+        return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:
         return f"{self.partition}:{self.offset}"
@@ -92,6 +99,8 @@ class DeadLetter:
 def read_letters(messages: Iterable[Message], *, values_of: Collection[LetterId] = ()) -> list[DeadLetter]:
     """The letters among the records of the topic, oldest first, with what became of each.
 
+    A letter has the headers of its message, which may be called like those of a note: what names an error is a letter.
+
     Args:
         values_of: letters whose value is kept; a topic of large documents would not fit into memory.
     """
@@ -99,14 +108,13 @@ def read_letters(messages: Iterable[Message], *, values_of: Collection[LetterId]
     replayed: Counter[LetterId] = Counter()
     dismissed: set[LetterId] = set()
     for message in messages:
-        again, unwanted = (message.header(headers + "letter") for headers in (REPLAYED_HEADERS, DISMISSED_HEADERS))
-        if again is not None:
-            replayed[LetterId.of(again.decode())] += 1
-        elif unwanted is not None:
-            dismissed.add(LetterId.of(unwanted.decode()))
-        elif message.header(ERROR_HEADERS + "class") is not None:
+        if message.header(ERROR_HEADERS + "class") is not None:
             letter = _letter(message)
             letters[letter.id] = letter if letter.id in values_of else replace(letter, value=None)
+        elif (again := _noted(message, REPLAYED_HEADERS)) is not None:
+            replayed[again] += 1
+        elif (unwanted := _noted(message, DISMISSED_HEADERS)) is not None:
+            dismissed.add(unwanted)
     found = [
         replace(letter, replayed=replayed[letter.id], dismissed=letter.id in dismissed) for letter in letters.values()
     ]
@@ -141,11 +149,16 @@ def dismiss(publisher: Publisher, kafka: KafkaSettings, letters: Iterable[DeadLe
 
 
 def in_its_place(message: Message) -> Message:
-    """A message that was sent again with the timestamp and offset that it had first; any other as it is."""
-    timestamp, offset = message.header(REPLAY_HEADERS + "timestamp"), message.header(REPLAY_HEADERS + "offset")
-    if timestamp is None or offset is None or not (timestamp.isdigit() and offset.isdigit()):
+    """A message that was sent again with the timestamp and offset that it had first; any other as it is.
+
+    Raises:
+        EventError: its headers name a place that there cannot be.
+    """
+    headers = last_headers(message.headers)
+    timestamp, offset = (header_number(headers, REPLAY_HEADERS + name) for name in ("timestamp", "offset"))
+    if timestamp is None or offset is None:
         return message
-    return replace(message, timestamp_ms=int(timestamp), offset=int(offset))
+    return replace(message, timestamp_ms=timestamp, offset=offset)
 
 
 def placed_headers(message: Message) -> tuple[tuple[str, bytes | None], ...]:
@@ -172,6 +185,14 @@ def _replay(publisher: Publisher, kafka: KafkaSettings, letter: DeadLetter) -> M
 def _note(publisher: Publisher, kafka: KafkaSettings, letter: DeadLetter, headers: str, **told: object) -> None:
     note = tuple((headers + name, str(value).encode()) for name, value in {"letter": letter.id, **told}.items())
     publisher.publish(kafka.dead_letter_topic, letter.key, None, note)
+
+
+def _noted(message: Message, headers: str) -> LetterId | None:
+    """The letter that a note is about; None for what is no such note, and for one that names no letter."""
+    try:
+        return LetterId.of((message.header(headers + "letter") or b"").decode("utf-8", "replace"))
+    except InputError:
+        return None
 
 
 def _home(kafka: KafkaSettings, letter: DeadLetter) -> str:
@@ -204,7 +225,7 @@ def _letter(message: Message) -> DeadLetter:
 
     def number(name: str, otherwise: int) -> int:
         text = told(name)
-        return int(text) if text.lstrip("-").isdecimal() else otherwise
+        return int(text) if _NUMBER.fullmatch(text) else otherwise
 
     omitted = message.header(ERROR_HEADERS + "omitted") is not None
     return DeadLetter(

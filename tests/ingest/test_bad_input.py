@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from schemas.errors import InputError
-from schemas.events import VERSION_HEADER
+from schemas.events import TENANT_HEADER, VERSION_HEADER
 from stores.fakes import CrashPoint, with_faults
 from tests.ingest.world import document
 
@@ -60,6 +60,30 @@ def test_a_deletion_with_a_broken_version_is_put_aside(world):
     world.index()
     assert world.texts() == "a text"
     assert len(world.dead_letters()) == 1
+
+
+@pytest.mark.parametrize("tenant", [None, b"", b"acm\xe9"])
+def test_a_deletion_of_a_tenant_that_it_does_not_name_deletes_nothing(world, tenant):
+    """Bug: without a value it deleted the default tenant's document; what was not UTF-8 made a tenant of its own."""
+    world.change("a text", 1)
+    world.raw(None, headers=((TENANT_HEADER, tenant), (VERSION_HEADER, b"2")))
+    world.index()
+    assert [(head.tenant, head.live) for head in world.qdrant.documents()] == [("default", True)]
+    (message,) = world.topics.messages("documents.dlq")
+    assert b"header kvquilt.tenant" in message.header("kvquilt.error.message")
+
+
+@pytest.mark.parametrize("number", [b"9" * 5000, b"9223372036854775808", b"-1", b"x", None])
+@pytest.mark.parametrize("name", ["timestamp", "offset"])
+def test_an_event_whose_headers_name_an_impossible_first_place_is_put_aside(world, name, number):
+    """Bug: a number of 5,000 digits ended the pipeline, at every start; one of 30 was stored as a time."""
+    place = {"kvquilt.replay.timestamp": b"1700000000000", "kvquilt.replay.offset": b"1"}
+    world.raw(event(version=1), headers=tuple((place | {f"kvquilt.replay.{name}": number}).items()))
+    world.change("the one after", 1, doc_id="after")
+    world.index()
+    assert (world.texts(), world.texts("after")) == (None, "the one after")
+    (message,) = world.topics.messages("documents.dlq")
+    assert b"must be decimal digits below 2^63" in message.header("kvquilt.error.message")
 
 
 def test_a_record_of_the_commits_topic_that_is_none_is_put_aside(world):

@@ -114,6 +114,39 @@ def test_a_replayed_event_that_fails_again_keeps_its_first_place(topics, publish
     assert (first.replayed, second.replayed) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("kvquilt.replayed.letter", b"who?"),
+        ("kvquilt.replayed.letter", b"0:0"),
+        ("kvquilt.dismissed.letter", b"\xff"),
+        ("kvquilt.dismissed.letter", b"0:0"),
+    ],
+)
+def test_a_letter_is_a_letter_whatever_headers_its_message_has(topics, publisher, header):
+    """Bug: an event with the headers of a note hid its own letter, or ended `dlq ls` for all of them."""
+    put_aside(topics, publisher, headers=(header,))
+    (letter,) = letters(topics)
+    assert (letter.headers, letter.settled) == ((header,), False)
+
+
+@pytest.mark.parametrize("about", [b"who?", b"\xff", b"9" * 5000 + b":0", None])
+def test_a_note_that_names_no_letter_is_passed_over(topics, publisher, about):
+    put_aside(topics, publisher)
+    for name in ("kvquilt.replayed.letter", "kvquilt.dismissed.letter"):
+        publisher.publish(KAFKA.dead_letter_topic, b"doc", None, ((name, about),))
+    (letter,) = letters(topics)
+    assert not letter.settled
+
+
+def test_a_letter_whose_numbers_are_none_is_still_listed(topics, publisher):
+    """Whoever may write to the topic may write anything."""
+    numbers = (("kvquilt.error.offset", b"--5"), ("kvquilt.error.attempts", b"9" * 5000))
+    publisher.publish(KAFKA.dead_letter_topic, b"doc", VALUE, (("kvquilt.error.class", b"E"), *numbers))
+    (letter,) = letters(topics)
+    assert (letter.offset, letter.attempts) == (-1, 1)
+
+
 def test_a_letter_without_its_value_is_never_sent(topics, publisher):
     """It would arrive as a null value: a deletion of the document."""
     put_aside(topics, publisher, value=None, omitted_nbytes=40_000_000)
@@ -158,7 +191,7 @@ def test_one_letter_that_cannot_be_sent_does_not_hold_back_the_others(topics, pu
     assert isinstance(sent, Message)
 
 
-@pytest.mark.parametrize("text", ["", "1", "1:", "a:b", "1:-2", "1:2:3"])
+@pytest.mark.parametrize("text", ["", "1", "1:", "a:b", "1:-2", "1:2:3", "1:٢", "1:" + "9" * 5000])
 def test_what_is_no_id_of_a_letter_is_refused(text):
     with pytest.raises(InputError, match="names no dead letter; expected partition:offset"):
         LetterId.of(text)
