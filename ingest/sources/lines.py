@@ -43,9 +43,12 @@ class Lines:
             left = self.n_rows
             while left:
                 line = file.readline()
+                if not line:  # shorter than it was
+                    raise self.file.changed()
                 if line.strip():
                     left -= 1
                     yield line.rstrip(b"\r\n")
+            self.file.check(os.fstat(file.fileno()))
 
 
 def line_pieces(path: Path, tenant: str) -> Iterator[Lines]:

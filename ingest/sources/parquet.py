@@ -1,7 +1,11 @@
-"""Parquet: one row per document, in columns of an event's names. A piece is one row group."""
+"""Parquet: one row per document, in columns of an event's names. A piece is one row group.
+
+Binary columns are text in UTF-8, as tables have it whose writers did not say so; of a PDF `content` is the file.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +14,7 @@ from typing import Any
 
 from ingest.formats import EventReader
 from ingest.sources.rows import FileState, documents_of, reading
+from schemas.events import ContentType
 from schemas.ids import DocumentKey
 from stores.topics import Message
 
@@ -29,8 +34,7 @@ class RowGroup:
     def read(self) -> Iterator[Message]:
         """See `Piece`."""
         for number, row in enumerate(self._rows(), self.first):
-            value = json.dumps(_without_nulls(row), default=str, ensure_ascii=False).encode("utf-8", "surrogatepass")
-            yield self.file.message(number, value, self.tenant)
+            yield self.file.message(number, _value(row), self.tenant)
 
     def documents(self, events: EventReader) -> Iterator[DocumentKey]:
         """See `Piece`."""
@@ -41,10 +45,10 @@ class RowGroup:
 
         with reading(self.file.path):
             self.file.check(self.file.path.stat())
-            file = pyarrow.parquet.ParquetFile(self.file.path)
-        with file:
-            for batch in file.iter_batches(batch_size=ROWS_PER_READ, row_groups=[self.group]):
-                yield from batch.to_pylist(maps_as_pydicts="strict")
+            with pyarrow.parquet.ParquetFile(self.file.path) as file:
+                for batch in file.iter_batches(batch_size=ROWS_PER_READ, row_groups=[self.group]):
+                    yield from batch.to_pylist(maps_as_pydicts="strict")
+            self.file.check(self.file.path.stat())
 
 
 def row_groups(path: Path, tenant: str) -> Iterator[RowGroup]:
@@ -64,6 +68,15 @@ def row_groups(path: Path, tenant: str) -> Iterator[RowGroup]:
         first += n_rows
 
 
-def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A column that is null in this row is a field that the event does not have."""
-    return {name: value for name, value in row.items() if value is not None}
+def _value(row: Mapping[str, Any]) -> bytes:
+    """The row as the value of a message. A column that is null in it is a field that the event does not have."""
+    fields = {name: value for name, value in row.items() if value is not None}
+    content, is_pdf = fields.get("content"), fields.get("content_type") in (ContentType.PDF, ContentType.PDF.encode())
+    if is_pdf and isinstance(content, bytes):
+        fields["content"] = base64.b64encode(content).decode()
+    # bytes that are not UTF-8 come out as they went in: the row's dead letter says where they are
+    return json.dumps(fields, default=_plain, ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
+def _plain(value: Any) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ingest.formats import EventReader
 from schemas.errors import EventError, InputError
 from schemas.events import DEFAULT_TENANT
-from schemas.ids import DocumentKey
+from schemas.ids import PACKED_OFFSET_BITS, DocumentKey
 from stores.topics import Message
 
 
@@ -38,12 +38,20 @@ class FileState:
     def check(self, found: stat_result) -> None:
         """Raise `InputError` where the open file is another one by now."""
         if (found.st_mtime_ns, found.st_size) != (self.changed_ns, self.nbytes):
-            raise InputError(f"{self.path} was changed while it was read; run the backfill again")
+            raise self.changed()
+
+    def changed(self) -> InputError:
+        """What to raise where the file is another one by now."""
+        return InputError(f"{self.path} was changed while it was read; run the backfill again")
 
     def message(self, number: int, value: bytes, tenant: str) -> Message:
-        """Row `number` as a message: topic is the file's name, offset the row's number, key its `doc_id`."""
+        """Row `number` as a message: topic is the file's name, offset the row's number, key its `doc_id`.
+
+        A version has room for the low bits of the number. What is above them counts as milliseconds, so that of the
+        rows of one document the last one wins in a file of any length.
+        """
         doc_id, value = _read(value, tenant)
-        return Message(self.path.name, 0, number, self.changed_ms, doc_id, value)
+        return Message(self.path.name, 0, number, self.changed_ms + (number >> PACKED_OFFSET_BITS), doc_id, value)
 
 
 def documents_of(messages: Iterator[Message], events: EventReader) -> Iterator[DocumentKey]:

@@ -5,13 +5,16 @@ from dataclasses import replace
 import pytest
 
 from ingest import plan_prune, run_backfill
+from ingest.formats import EventReader
 from ingest.sources import survey
+from ingest.sources.rows import FileState
 from schemas.errors import InputError
 from schemas.ids import packed_version
 from schemas.settings import load_settings
 from stores.fakes import with_faults
 from stores.topics import read_all
 from tests.ingest.backfilling import WRITTEN_S, backfill, jsonl, messages, parquet, written
+from tests.ingest.formats_world import PDFS
 from tests.ingest.tiny import make_tiny_model, text
 from tests.ingest.world import document
 
@@ -145,6 +148,63 @@ def test_a_file_that_is_changed_between_the_survey_and_the_reading_stops_the_run
     with pytest.raises(InputError, match=r"a\.jsonl was changed while it was read; run the backfill again"):
         backfill(world, source=source)
     assert list(world.qdrant.documents()) == []
+
+
+@pytest.mark.parametrize("n_rows", [3, 300])
+def test_a_file_that_is_written_anew_while_its_rows_are_read_stops_the_run(tmp_path, n_rows):
+    """Bug: where it became shorter, the reader waited for the missing rows for ever; else nobody noticed."""
+
+    def rows(n, text):
+        return [{"doc_id": f"a{number}", "content": text * 100} for number in range(n)]
+
+    file = jsonl(tmp_path / "a.jsonl", *rows(200, "the old text "))
+    (piece,) = survey([file]).pieces
+    reading = piece.read()
+    next(reading)
+    jsonl(file, *rows(n_rows, "the new text, which is longer "))
+    with pytest.raises(InputError, match=r"a\.jsonl was changed while it was read; run the backfill again"):
+        list(reading)
+
+
+def test_a_row_beyond_two_million_is_newer_than_the_rows_before_it(tmp_path):
+    """Bug: a version holds 21 bits of the row's number, so the last row of such a file lost to an early one."""
+    state = FileState.of(jsonl(tmp_path / "a.jsonl"))
+    numbers = [0, 5, 2**21 - 1, 2**21, 2**21 + 3, 2**22, 2**31]
+    messages = [state.message(number, b'{"doc_id": "a", "content": "x"}', "default") for number in numbers]
+    versions = [EventReader().read(message).version for message in messages]
+    assert versions == sorted(set(versions))
+    assert [message.offset for message in messages] == numbers
+
+
+def test_binary_columns_of_a_table_are_text_and_of_a_pdf_the_file(world, tmp_path):
+    """Bug: content became what Python prints of bytes, b'...' with its escapes, and was served like that."""
+    table = parquet(
+        tmp_path / "a.parquet",
+        {"doc_id": b"a", "content": "Café opens at 9.\nCloses at 5.".encode(), "title": "Café".encode()},
+        {"doc_id": b"b", "content": PDFS["two pages"], "content_type": "pdf"},
+        {"doc_id": b"c", "content": b"caf\xe9"},
+        {"doc_id": b"d", "content": b"the last one"},
+    )
+    done = backfill(world, table)
+    assert (done.committed, done.dead) == (3, 1)
+    assert (world.texts("a"), world.texts("d")) == ("Café opens at 9.\nCloses at 5.", "the last one")
+    assert "Annual leave" in world.texts("b")
+    assert world.qdrant.heads([document("a")])[document("a")].title == "Café"
+    (letter,) = world.dead_letters()
+    assert (letter["topic"], letter["offset"]) == ("a.parquet", "2")
+    assert "the value is not UTF-8: invalid continuation byte at byte" in letter["message"]
+
+
+def test_a_table_with_a_damaged_page_is_named(tmp_path):
+    """Bug: what is wrong inside a file that looked good was an error of the library, with no file's name."""
+    table = parquet(tmp_path / "a.parquet", *[{"doc_id": f"a{n}", "content": f"text {n}"} for n in range(50)])
+    (piece,) = survey([table]).pieces
+    damaged = bytearray(table.read_bytes())
+    damaged[4:200] = bytes(196)
+    table.write_bytes(damaged)
+    written(table)
+    with pytest.raises(InputError, match=r"a\.parquet cannot be read"):
+        list(piece.read())
 
 
 @pytest.mark.slow
