@@ -86,7 +86,7 @@ def overview(parts: Stores, tenant: str | None) -> Overview:
         found.n_points += len(page)
         for point in page:
             head = heads.get(point.document.digest)
-            if head is None or not head.live or point.version != head.version:
+            if head is None or not head.shows(point.version, point.content_digest):
                 found.suspects[point.document] = None
                 if head is None or point.version > head.version:
                     found.ahead.add(point.id)
@@ -135,7 +135,8 @@ def examine(parts: Stores, document: DocumentKey) -> Drift:
         return Drift(document, head, left[Place.POINTS], objects, (), ahead, 0, 0, 0, not closed)
     live = [point for point in points if point.version == head.version]
     beyond = tuple(point.id for point in live if point.ordinal >= head.n_chunks)
-    inside = [point for point in live if point.ordinal < head.n_chunks]
+    # what another writer wrote over is lost; not deleted: it is to be written again, under the same id
+    inside = [p for p in live if p.ordinal < head.n_chunks and head.shows(p.version, p.content_digest)]
     below = sum(point.version < head.version for point in points)
     return Drift(
         document=document,
@@ -157,7 +158,8 @@ def _points(parts: Stores, document: DocumentKey) -> Iterator[PointName]:
         fused = indexed.fusion.kv_key if indexed.fusion is not None and indexed.fusion.ready else None
         first_pass = tuple(key for key in indexed.kv_keys if indexed.fusion is None or key != indexed.fusion.kv_key)
         ready = (first_pass if indexed.kv_ready else ()) + ((fused,) if fused is not None else ())
-        yield PointName(chunk.id, document, chunk.version, chunk.ordinal, indexed.kv_keys, ready)
+        names, made_from = indexed.kv_keys, indexed.content_digest
+        yield PointName(chunk.id, document, chunk.version, chunk.ordinal, names, ready, made_from)
 
 
 def _ours(parts: Stores, name: ReceiptName) -> bool:

@@ -58,7 +58,7 @@ def fuse(parts: PrefillParts, batch: Batch[PrefillWork]) -> Batch[PrefillWork]:
 def _fuse_document(parts: PrefillParts, document: DocumentKey, version: int) -> None:
     if (head := _live_head(parts, document, version)) is None:
         return
-    points = parts.retry(lambda: parts.index.chunks(document, version, vectors=True), "reading chunks to fuse")
+    points = parts.retry(lambda: parts.index.live_chunks(head, vectors=True), "reading chunks to fuse")
     there = set(parts.retry(lambda: parts.kv.keys(document), "listing KV artifacts"))
     if _busy(parts, head):
         forget(parts, [point for point in points if point.fusion], "busy", again=False)
@@ -152,10 +152,10 @@ def _fuse_chunk(parts: PrefillParts, point: IndexedChunk, chosen: Sequence[_Chos
 
 def _settle(parts: PrefillParts, document: DocumentKey, version: int) -> None:
     """Read again what may have changed meanwhile: the document, its neighbours, and what its folder holds."""
-    if _live_head(parts, document, version) is None:
+    if (head := _live_head(parts, document, version)) is None:
         retire(parts, document)
         return
-    points = parts.retry(lambda: parts.index.chunks(document, version), "reading fused chunks again")
+    points = parts.retry(lambda: parts.index.live_chunks(head), "reading fused chunks again")
     forget(parts, _gone(parts, points), "neighbour")
     there = parts.retry(lambda: parts.kv.keys(document), "listing KV artifacts")
     if set(there) - {key for point in points for key in point.kv_keys}:
@@ -169,27 +169,28 @@ def _gone(parts: PrefillParts, points: Sequence[IndexedChunk]) -> list[IndexedCh
     """
     used = {one.document for point in points if point.fusion for one in point.fusion.neighbours}
     heads = parts.retry(lambda: parts.index.heads(list(used)), "reading the neighbours' heads") if used else {}
-    live = {document: head.version for document, head in heads.items() if head.live}
+    live = {document: head for document, head in heads.items() if head.live}
     names: dict[DocumentKey, set[str]] = {}  # of documents that moved on
     gone = []
     for point in points:
         if point.fusion is None:
             continue
-        moved = [one for one in point.fusion.neighbours if live.get(one.document) != one.version]
+        versions = {document: head.version for document, head in live.items()}
+        moved = [one for one in point.fusion.neighbours if versions.get(one.document) != one.version]
         for document in {one.document for one in moved} - names.keys():
-            names[document] = _names(parts, document, live.get(document))
+            names[document] = _names(parts, live.get(document))
         if any(one.kv_key not in names[one.document] for one in moved):
             gone.append(point)
         elif moved:
-            now = tuple(replace(one, version=live[one.document]) for one in point.fusion.neighbours)
+            now = tuple(replace(one, version=versions[one.document]) for one in point.fusion.neighbours)
             mark(parts, point, replace(point.fusion, neighbours=now), was=point.fusion)
     return gone
 
 
-def _names(parts: PrefillParts, document: DocumentKey, version: int | None) -> set[str]:
-    if version is None:
+def _names(parts: PrefillParts, head: Head | None) -> set[str]:
+    if head is None:
         return set()
-    chunks = parts.retry(lambda: parts.index.chunks(document, version), "reading a neighbour's chunks")
+    chunks = parts.retry(lambda: parts.index.live_chunks(head), "reading a neighbour's chunks")
     return {chunk.kv_key for chunk in chunks}
 
 

@@ -76,7 +76,8 @@ def _plan_one(parts: IndexParts, work: IndexWork) -> IndexWork:
         if head.content_digest != event.content_digest:
             return refused_conflict(work, head)
         work = replace(work, outcome=Outcome.REPEATED)
-        if parts.retry(lambda: parts.index.count(event.document, head.version), "counting points") == head.n_chunks:
+        ours = head.version, head.content_digest
+        if parts.retry(lambda: parts.index.count(event.document, *ours), "counting points") == head.n_chunks:
             return work  # only what comes after the flip may be unfinished
     chunks = parts.chunker.chunks(event)
     live: Sequence[IndexedChunk] = ()
@@ -95,7 +96,7 @@ def diff(
     A chunk whose token ids the live version has takes over its vector, and its `kv_ready` where the artifact is the
     same; a chunk that is new has `vectors` None.
     """
-    event = work.change
+    event, content_digest = work.change, work.change.content_digest
     known = {indexed.chunk.token_digest: indexed for indexed in live}
     points = []
     for chunk in chunks:
@@ -111,6 +112,7 @@ def diff(
                 title=event.title,
                 uri=event.uri,
                 metadata=event.metadata,
+                content_digest=content_digest,
                 first_key=parts.first_key(chunk.token_ids),
             )
         )

@@ -53,9 +53,7 @@ def _plan_one(parts: PrefillParts, work: PrefillWork, head: Head | None) -> Pref
     if not head.live:
         deletion.confirm(parts, record, work.message)
         return replace(work, outcome=Outcome.CONFIRMED)
-    points = tuple(
-        parts.retry(lambda: parts.index.chunks(record.document, head.version), "reading the live version's chunks")
-    )
+    points = tuple(parts.retry(lambda: parts.index.live_chunks(head), "reading the live version's chunks"))
     invalidate(parts, record.document, record.version, frozenset(point.kv_key for point in points))
     present = set(parts.retry(lambda: parts.kv.keys(record.document), "listing KV artifacts"))
     if present - {key for point in points for key in point.kv_keys}:

@@ -21,11 +21,25 @@ from stores.topics import Message
 
 
 def upsert_points(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:
-    """Write all points of the new versions. Nobody sees them yet: the heads name other versions."""
+    """Write all points of the new versions. Nobody sees them yet: the heads name other versions.
+
+    The heads are read once more: another writer may have come with the same version and other content since, and points
+    of the two have the same ids.
+    """
+    documents = [work.change.document for work in batch if work.active and work.points]
+    if not documents:
+        return batch
+    heads = parts.retry(lambda: parts.index.heads(documents), "reading heads again")
+    batch = tuple(_still_first(work, heads.get(work.change.document)) if work.active else work for work in batch)
     points = [point for work in batch if work.active for point in work.points]
-    if points:
-        parts.retry(lambda: parts.index.upsert(points), "upserting points")
+    parts.retry(lambda: parts.index.upsert(points), "upserting points")
     return batch
+
+
+def _still_first(work: IndexWork, head: Head | None) -> IndexWork:
+    if head is None or head.version != work.change.version or head.content_digest == work.change.content_digest:
+        return work
+    return refused_conflict(work, head)
 
 
 def flip_heads(parts: IndexParts, batch: Batch[IndexWork]) -> Batch[IndexWork]:

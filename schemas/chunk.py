@@ -86,6 +86,7 @@ class IndexedChunk:
             not exact there and the variant wants it.
         fusion: its fused artifact.
         title, uri, metadata: of the document, for citations and filters.
+        content_digest: of the event that the point was made from.
     """
 
     chunk: Chunk
@@ -95,6 +96,7 @@ class IndexedChunk:
     title: str | None = None
     uri: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    content_digest: str | None = None
     first_key: str | None = None
     fusion: Fusion | None = None
 

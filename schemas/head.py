@@ -23,7 +23,7 @@ class DocumentState(StrEnum):
 
 
 class Head(Frozen):
-    """One payload-only point per document. A chunk is visible if and only if its version is its live head's.
+    """One payload-only point per document. A chunk is visible if and only if the head `shows` it.
 
     `content_digest` tells a repeated event (equal version, equal digest) from a conflicting one. Times are in ms
     since the epoch: `event_ms` is the producer's (or broker's) time of the change, `committed_ms` ours.
@@ -52,6 +52,15 @@ class Head(Frozen):
     def live(self) -> bool:
         """Whether the document may be answered from."""
         return self.state is DocumentState.LIVE
+
+    def shows(self, version: int, content_digest: str | None) -> bool:
+        """Whether a point of that version, made from that content, is visible.
+
+        Two writers can come with one version and other contents, and the one that is refused may have written over the
+        other's points before it knew: those are nobody's until they are written again. None: the point is of a time
+        when points did not say.
+        """
+        return self.live and version == self.version and content_digest in (None, self.content_digest)
 
     def changed_more_often(self, per_day: int) -> bool:
         """Whether there were more changes than that in the day before the last one, which counts."""

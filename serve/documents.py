@@ -92,7 +92,7 @@ class Documents:
                 code="document_not_found",
                 param="doc_id",
             )
-        chunks = self._parts.index.chunks(document, head.version) if head.live else []
+        chunks = self._parts.index.live_chunks(head) if head.live else []
         shown = head.model_dump(exclude={"tenant", "content_digest", "n_chunks", "changes_ms"})
         return DocumentStatus(**shown, chunks=len(chunks), kv_ready=sum(chunk.kv_ready for chunk in chunks))
 

@@ -14,7 +14,7 @@ def live_names(index: VectorIndex, document: DocumentKey) -> tuple[Head | None, 
     """The head, and the artifact keys that its version names; None for the names where points of it were lost."""
     head = index.heads([document]).get(document)
     while head is not None and head.live:
-        points = index.chunks(document, head.version)
+        points = index.live_chunks(head)
         if len(points) == head.n_chunks:
             return head, {key for point in points for key in point.kv_keys}
         # Fewer than the head says: it moved between the two reads, and the points went with the old version.

@@ -48,6 +48,7 @@ class PointName(NamedTuple):
     Attributes:
         names: every artifact that it names.
         ready: those of them that it says are there.
+        content_digest: of the event that it was made from.
     """
 
     id: uuid.UUID
@@ -56,6 +57,7 @@ class PointName(NamedTuple):
     ordinal: int
     names: tuple[str, ...]
     ready: tuple[str, ...]
+    content_digest: str | None
 
 
 def chunk_point(indexed: IndexedChunk) -> models.PointStruct:
@@ -77,6 +79,7 @@ def chunk_point(indexed: IndexedChunk) -> models.PointStruct:
         "title": indexed.title,
         "uri": indexed.uri,
         "metadata": indexed.metadata,
+        "content_digest": indexed.content_digest,
         "first_key": indexed.first_key,
         **fusion_payload(indexed.fusion),
     }
@@ -133,6 +136,7 @@ def read_chunk(record: models.Record | models.ScoredPoint) -> IndexedChunk:
             title=payload.get("title"),
             uri=payload.get("uri"),
             metadata=payload.get("metadata") or {},
+            content_digest=payload.get("content_digest"),
             first_key=payload.get("first_key"),
             fusion=_read_fusion(payload),
         )
@@ -160,7 +164,8 @@ def read_name(record: models.Record) -> PointName:
     fused = [str(payload["fused_key"])] if payload.get("fused_key") is not None else []
     ready = (first_pass if kv_ready else []) + (fused if payload.get("fused_ready") else [])
     names = tuple(first_pass + fused)
-    return PointName(uuid.UUID(str(record.id)), document, version, ordinal, names, tuple(ready))
+    made_from = payload.get("content_digest")
+    return PointName(uuid.UUID(str(record.id)), document, version, ordinal, names, tuple(ready), made_from)
 
 
 def check_vectors(indexed: IndexedChunk, dim: int) -> None:
@@ -177,8 +182,8 @@ def point_nbytes(indexed: IndexedChunk) -> int:
     """About how long the point is as JSON, for keeping requests under the server's 32 MB."""
     chunk, vectors = indexed.chunk, indexed.vectors
     numbers = 0 if vectors is None else vectors.size
-    metadata = len(json.dumps(indexed.metadata, default=str)) if indexed.metadata else 0
-    return 24 * numbers + 6 * len(chunk.token_ids) + 3 * len(chunk.text) + metadata + 1000
+    of_document = len(json.dumps([indexed.title, indexed.uri, indexed.metadata], default=str))
+    return 24 * numbers + 6 * len(chunk.token_ids) + 3 * len(chunk.text) + of_document + 1000
 
 
 def head_point(head: Head) -> models.PointStruct:
@@ -239,11 +244,13 @@ def of_heads(tenant: str | None, metadata: Mapping[str, Any]) -> models.Filter |
     return models.Filter(must=conditions) if conditions else None
 
 
-def of_document(document: DocumentKey, version: int | None = None) -> models.Filter:
-    """All points of a document, or of one version of it."""
+def of_document(document: DocumentKey, version: int | None = None, content_digest: str | None = None) -> models.Filter:
+    """All points of a document, of one version of it, or of that made from one content."""
     conditions: list[models.Condition] = [_equals("document", document.digest)]
     if version is not None:
         conditions.append(_equals("version", version))
+    if content_digest is not None:
+        conditions.append(_equals("content_digest", content_digest))
     return models.Filter(must=conditions)
 
 

@@ -114,7 +114,7 @@ class VectorIndex:
     def points(self, tenant: str | None = None) -> Iterator[list[PointName]]:
         """What every point is called, page by page, without text and vectors; of one tenant or of all."""
         wanted = ["tenant", "doc_id", "document", "version", "ordinal"]
-        wanted += ["kv_key", "kv_ready", "first_key", "fused_key", "fused_ready"]
+        wanted += ["kv_key", "kv_ready", "first_key", "fused_key", "fused_ready", "content_digest"]
         where = points.of_tenant(tenant) if tenant is not None else None
         for page in self._pages(where, with_payload=wanted, with_vectors=False):
             yield [points.read_name(record) for record in page]
@@ -128,6 +128,11 @@ class VectorIndex:
             if indexed.chunk.document == document and version in (None, indexed.chunk.version)
         ]
         return sorted(found, key=lambda indexed: (indexed.chunk.version, indexed.chunk.ordinal))
+
+    def live_chunks(self, head: Head, *, vectors: bool = False) -> list[IndexedChunk]:
+        """The chunks that a head shows, by ordinal."""
+        found = self.chunks(head.document, head.version, vectors=vectors)
+        return [indexed for indexed in found if head.shows(indexed.chunk.version, indexed.content_digest)]
 
     def stale_chunk_ids(self, document: DocumentKey, below_version: int) -> list[uuid.UUID]:
         """Ids of the points of `document` with a version lower than `below_version`."""
@@ -232,10 +237,12 @@ class VectorIndex:
         """The `k` nearest visible chunks of a tenant, best first; fewer only where there are no more.
 
         Heads are read after the chunks, and again for all of them after each refill: what is returned was visible
-        when the last of them was read.
+        when the last of them was read. A document that moved on between the two is looked for once more, so that one
+        which is being changed does not drop out of the answer.
         """
         hits: list[Hit] = []
         limit = k + min(k, 8)  # some spare, so that a few superseded chunks cost no second search
+        looked_again = False
         while True:
             more = self.search(tenant, vector, limit, exclude=[hit.chunk.chunk.id for hit in hits])
             hits += more
@@ -244,18 +251,19 @@ class VectorIndex:
                 VisibleHit(hit.chunk, hit.score, head)
                 for hit in hits
                 if (head := heads.get(hit.chunk.chunk.document)) is not None
-                and head.live
-                and head.version == hit.chunk.chunk.version
+                and head.shows(hit.chunk.chunk.version, hit.chunk.content_digest)
             ]
+            if not looked_again and _moved_on(hits, heads):
+                looked_again = True
+                continue
             if len(visible) >= k or len(more) < limit:
                 return sorted(visible, key=lambda hit: -hit.score)[:k]
             limit *= 2
 
-    def count(self, document: DocumentKey, version: int | None = None) -> int:
-        """How many points there are of a document, of all versions or of one; exact."""
-        answer = self._connection.call(
-            "count", collection_name=self.collection, count_filter=points.of_document(document, version), exact=True
-        )
+    def count(self, document: DocumentKey, version: int | None = None, content_digest: str | None = None) -> int:
+        """How many points there are of a document, of all versions or of one, or of one made from a content; exact."""
+        where = points.of_document(document, version, content_digest)
+        answer = self._connection.call("count", collection_name=self.collection, count_filter=where, exact=True)
         return int(answer.count)
 
     def beside(self, generation: str, dim: int) -> VectorIndex:
@@ -352,6 +360,13 @@ class VectorIndex:
             except VectorIndexError:
                 if not tries_left:
                     raise
+
+
+def _moved_on(hits: Sequence[Hit], heads: Mapping[DocumentKey, Head]) -> bool:
+    """Whether some document has a live version of which no chunk was found, and an older one of which some were."""
+    found = {(hit.chunk.chunk.document, hit.chunk.chunk.version) for hit in hits}
+    live = {(document, head.version) for document, head in heads.items() if head.live}
+    return any((document, version) not in found for document, version in live)
 
 
 def _batches(chunks: Sequence[IndexedChunk]) -> Iterator[list[IndexedChunk]]:

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from ingest.pipeline import INDEX_STEPS
+from ingest.planning import parse
 from ingest.prefill import in_passes, parse_record, plan_prefill
 from ingest.sinks import retire
+from ingest.work import Outcome
 from schemas.head import CommitRecord
 from schemas.ids import artifact_key
 from stores.fakes import with_faults
@@ -158,6 +161,46 @@ def test_an_equal_version_with_other_content_is_a_dead_letter(world):
     assert "higher version" in letter["message"]
 
 
+def two_writers(world, first_steps):
+    """Stream and backfill with one version and other contents, both planned before either flips; A flips first.
+
+    `first_steps` is how far the second one comes before that.
+    """
+    one, other = (world.change(f"The limit is {n} euros.", 7) for n in (100, 999))
+    a, b = ((parse(world.index_parts, message),) for message in (one, other))
+    for step in INDEX_STEPS[:3]:
+        a = step(world.index_parts, a)
+    for step in INDEX_STEPS[:first_steps]:
+        b = step(world.index_parts, b)
+    for step in INDEX_STEPS[3:]:
+        a = step(world.index_parts, a)
+    for step in INDEX_STEPS[first_steps:]:
+        b = step(world.index_parts, b)
+    assert (a[0].outcome, b[0].outcome) == (Outcome.COMMITTED, Outcome.DEAD)
+    assert "ingested before with other content" in world.dead_letters()[0]["message"]
+    return one
+
+
+def test_a_writer_that_comes_second_with_other_content_leaves_the_points_of_the_first(world):
+    two_writers(world, first_steps=2)
+    assert world.texts() == "The limit is 100 euros."
+
+
+def test_text_that_was_refused_is_never_served_although_it_stands_where_the_winners_stood(world):
+    """Points of both have the same ids, so who is refused at the flip has written over the other's."""
+    message = two_writers(world, first_steps=3)
+    assert world.texts() == ""
+    hits = world.qdrant.search_visible("default", world.embedder.embed(["The limit is 999 euros."])[0][0], 4)
+    assert hits == []
+    world.prefill()
+    assert world.kv.keys(document()) == [], "nor is KV made of it"
+    world.publisher.publish(message.topic, message.key, message.value)  # as reconcile does
+    world.index()
+    world.prefill()
+    assert world.texts() == "The limit is 100 euros."
+    world.assert_clean()
+
+
 def test_two_events_of_a_document_in_one_batch_keep_their_order(world):
     for version in (1, 2, 3):
         world.change(f"text number {version}", version)
@@ -308,7 +351,7 @@ def test_retire_lists_before_it_reads_the_head(world):
     world.change(TEXT, 1)
     world.index()
     retire(replace(world.index_parts, index=Recorder(world.qdrant), kv=Recorder(world.kv)), document())
-    assert order[:3] == ["keys", "heads", "chunks"]
+    assert order[:3] == ["keys", "heads", "live_chunks"]
 
 
 def test_retire_does_not_take_a_flip_in_between_for_a_version_without_chunks(world):

@@ -222,7 +222,7 @@ def test_points_of_an_event_that_is_being_indexed_are_left_alone(world):
 
 
 def test_points_of_an_event_that_came_after_the_pipelines_were_idle_are_left_alone(world):
-    """It was published behind the moment that both groups had committed everything: nothing says that it was given up."""
+    """It was published when both groups had committed everything that there was: nothing says that it was given up."""
     live(world)
     stray(world)  # a reason to look at the document
 
@@ -307,6 +307,16 @@ def test_points_beyond_the_live_versions_number_are_deleted(world):
     world.qdrant.upsert([extra])
     assert found(reconcile(world)) == {(Kind.STALE_POINTS, "default/d", 1, Action.DELETED)}
     agree(world)
+
+
+def test_points_that_a_refused_writer_wrote_over_are_made_again_from_the_winners_event(world):
+    live(world)
+    mine = world.qdrant.chunks(document(), vectors=True)
+    others = [replace(point, content_digest="of what was refused") for point in mine[:2]]
+    world.qdrant.upsert(others)
+    assert found(reconcile(world)) == {(Kind.LOST_POINTS, "default/d", 2, Action.RESUBMITTED)}
+    agree(world)
+    assert world.texts().split() == TEXT.split()
 
 
 def test_a_dry_run_finds_the_same_and_changes_nothing(world):

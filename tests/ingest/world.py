@@ -138,7 +138,7 @@ class World:
         head = self.qdrant.heads([key]).get(key)
         if head is None or not head.live:
             return None
-        return " ".join(c.chunk.text for c in self.qdrant.chunks(key, head.version))
+        return " ".join(c.chunk.text for c in self.qdrant.live_chunks(head))
 
     def assert_clean(self):
         """Every live document: exactly its live version's points, each with its artifact, and nothing else."""

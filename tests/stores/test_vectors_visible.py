@@ -101,3 +101,22 @@ def test_fewer_than_k_visible_chunks_end_the_search(index, make_chunks, make_hea
     index.flip(make_head(doc("a"), 1))
     assert len(index.search_visible("acme", QUESTION, 10)) == 3
     assert index.search_visible("globex", QUESTION, 10) == []
+
+
+def test_a_document_that_moves_on_between_search_and_heads_does_not_drop_out(index, make_chunks, make_head):
+    """It was live at every moment: its old points were found, its new head read, and its new points are there."""
+    index.upsert(make_chunks(doc("a"), 1, vectors=[near(0.9)]))
+    index.flip(make_head(doc("a"), 1))
+
+    def update() -> None:
+        index.upsert(make_chunks(doc("a"), 2, vectors=[near(0.8)]))
+        index.flip(make_head(doc("a"), 2))
+
+    connection = index._connection
+    # call 1: the search, call 2: the heads
+    index._connection = index._heads._connection = with_faults(connection, CrashPoint("call", at=2, fault=update))
+    try:
+        hits = index.search_visible("acme", QUESTION, 3)
+    finally:
+        index._connection = index._heads._connection = connection
+    assert found(hits) == [("a", 2)]
