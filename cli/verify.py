@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cli.context import Context
 from engine import resolve_generation
+from engine.policies import SERVED_LAYOUT, create_policy
 from quality import load_subject
 from quality.choices import NEAREST
 from quality.methods import methods_of
@@ -38,6 +39,11 @@ def verify_model(
     methods, _ = methods_of(policies or POLICIES, budgets, variants)
     if any(method.neighbours != NEAREST for method in methods):
         raise InputError("a certificate is about rows that are served: name variants without a choice of neighbours")
+    for name, options in {(method.policy, method.options) for method in methods}:
+        if create_policy(name, **dict(options)).layout != SERVED_LAYOUT:
+            raise InputError(
+                f"policy {name} wants prompts of a layout of its own, which are not served: `kvquilt eval` measures it"
+            )
     generation = resolve_generation(settings).generation
     context.say(f"loading {settings.model.name} ({generation.fingerprint.dtype})")
     subject = load_subject(settings)

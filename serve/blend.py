@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from engine.policies import POLICIES, Policy, create_policy
+from engine.policies import POLICIES, SERVED_LAYOUT, Policy, create_policy
 from schemas.certificate import Certificate, CertifiedRow, Coverage, first_valid, pick
-from schemas.errors import RequestError, StoreError
+from schemas.errors import InputError, RequestError, StoreError
 
 if TYPE_CHECKING:
     from schemas.api import AnswerRequest
 
 _LOOK_AGAIN_S = 10.0  # without a valid certificate, how often the store is asked for one
+_RENEW_S = 60.0  # and with one, whether there is another by now
+_RENEW_WAIT_S = 1.0  # how long a question waits for that; then it goes by the one that is known
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Choice:
 
 
 class Certificates:
-    """The certificate that holds for what is served. A valid one is kept; without one the store is asked again.
+    """The certificate that holds for what is served. The store is asked again; while it is away a valid one is kept.
 
     Args:
         covers: what is served.
@@ -47,14 +50,23 @@ class Certificates:
 
     def current(self) -> tuple[Certificate | None, str]:
         """It, or None and a sentence that says why there is none."""
-        now_s = time.monotonic()
-        if self._found is None and now_s - self._looked_s >= _LOOK_AGAIN_S:
+        now_s, found = time.monotonic(), self._found
+        if now_s - self._looked_s >= (_LOOK_AGAIN_S if found is None else _RENEW_S):
             self._looked_s = now_s
-            try:
-                self._found, self._reason = first_valid(self._read(), self._covers)
-            except StoreError as error:
-                self._reason = f"the certificate cannot be read: {error}"
-        return self._found, self._reason
+            if found is None:
+                self._look()
+            else:
+                renewing = threading.Thread(target=self._look, name="certificate", daemon=True)
+                renewing.start()
+                renewing.join(_RENEW_WAIT_S)
+        found = self._found
+        return found, "" if found is not None else self._reason
+
+    def _look(self) -> None:
+        try:
+            self._found, self._reason = first_valid(self._read(), self._covers)
+        except StoreError as error:
+            self._reason = f"the certificate cannot be read: {error}"
 
 
 def check(body: AnswerRequest) -> None:
@@ -84,14 +96,17 @@ def choose(
 ) -> Choice | str:
     """The cheapest certified method for rows of that variant, of those that the request allows.
 
-    A policy may be given more budget than it was certified with, never less.
+    A policy may be given more budget than it was certified with, never less. Rows of policies that a served prompt
+    cannot be repaired by are passed over.
 
     Returns:
         The choice; or, where the certificate allows none, a sentence that says what it allows.
     """
+    usable = tuple(row for row in certificate.rows if _usable(row))
+    certificate = certificate.model_copy(update={"rows": usable})
     allowed = [
         row
-        for row in certificate.rows
+        for row in usable
         if policy in (None, row.policy) and (budget is None or row.budget <= budget or row.policy == "none")
     ]
     row = pick(certificate.model_copy(update={"rows": tuple(allowed)}), max_kl, variant)
@@ -104,3 +119,10 @@ def choose(
     return f"no method{asked} is certified to stay under KL {max_kl:g} with rows of variant {variant}" + (
         f"; {told}" if asked else ""
     )
+
+
+def _usable(row: CertifiedRow) -> bool:
+    try:
+        return create_policy(row.policy, **row.options).layout == SERVED_LAYOUT
+    except InputError:  # of another release
+        return False

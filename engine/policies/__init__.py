@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from engine.policies.interface import Policy, ScoredPolicy
-from engine.policies.registry import POLICIES, create_policy
+from engine.policies.registry import POLICIES, SERVED_LAYOUT, create_policy
 
-__all__ = ["POLICIES", "Policy", "ScoredPolicy", "create_policy"]
+__all__ = ["POLICIES", "SERVED_LAYOUT", "Policy", "ScoredPolicy", "create_policy"]

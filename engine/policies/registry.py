@@ -31,6 +31,8 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "full": FullPolicy,
 }
 
+SERVED_LAYOUT = "reordered"  # prompts of the service are planned in no other
+
 
 def create_policy(name: str, **options: Any) -> Policy:
     """The policy of that name.

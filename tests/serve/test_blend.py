@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from itertools import chain, repeat
+
 import pytest
 
+from schemas.errors import BlobError
 from serve import blend
-from tests.serve.fakes import certificate, metric
-from tests.serve.scripted import PREFIX
+from tests.serve.fakes import certificate, metric, until
+from tests.serve.scripted import COVERS, PREFIX
 
 ASK = {"question": "How deep is the lake?", "cache_mode": "blend", "k": 3}
 TEXTS = ("The lake is deep.", "The lake is cold.", "The lake is blue.")
@@ -113,6 +117,46 @@ def test_a_certificate_that_is_made_while_the_service_runs_is_found(client, benc
     assert ask(client).json()["cache_mode"] == "exact"
     bench.certificates.append(certificate(*ROWS))
     assert ask(client).json()["cache_mode"] == "blend"
+
+
+@pytest.mark.parametrize("policy", ["composite", "of another release"])
+def test_a_certified_policy_that_cannot_be_served_is_passed_over(client, bench, policy):
+    """Bug: the cheapest row was of a policy that wants prompts of its own layout, and every blend was a 400."""
+    bench.corpus.put("lake", *TEXTS)
+    bench.certificates.append(certificate(("shared_prefix", policy, 0.05, 0.01), *ROWS))
+    body = ask(client).json()
+    assert (body["cache_mode"], body["policy"], body["budget"]) == ("blend", "closure", 0.1)
+    if policy == "composite":
+        body = ask(client, policy=policy).json()
+        assert body["cache_mode"] == "exact"
+        assert "no method of policy composite is certified" in body["note"]
+        assert "the cheapest that is: closure at 0.1" in body["note"]
+
+
+def test_a_certificate_that_was_replaced_while_the_service_runs_is_read_again(client, certified, monkeypatch):
+    """Bug: `kvquilt verify` had found the blend too far off, and the service went on with it until its restart."""
+    monkeypatch.setattr(blend, "_RENEW_S", 0.0)
+    assert ask(client).json()["policy"] == "closure"
+    certified.certificates[:] = [certificate(("shared_prefix", "epic", 0.2, 0.01))]
+    until(lambda: ask(client).json()["policy"] == "epic", "the new one holds")
+    certified.certificates.clear()
+    until(lambda: ask(client).json()["cache_mode"] == "exact", "it was taken back")
+
+
+def test_a_valid_certificate_outlives_its_store(monkeypatch):
+    """A store that is away, or slow, says nothing about the model."""
+    monkeypatch.setattr(blend, "_RENEW_S", 0.0)
+    monkeypatch.setattr(blend, "_RENEW_WAIT_S", 0.05)
+    valid, go = certificate(*ROWS), threading.Event()
+
+    def away():
+        raise BlobError("no bucket")
+
+    answers = chain([lambda: [valid], away, lambda: go.wait(20) and []], repeat(lambda: []))
+    known = blend.Certificates(COVERS, lambda: next(answers)())
+    assert [known.current() for _ in range(3)] == [(valid, "")] * 3
+    go.set()
+    until(lambda: known.current()[0] is None, "the store said at last that there is none")
 
 
 def test_a_model_that_refuses_reuse_is_not_blended(client, certified):

@@ -96,7 +96,7 @@ def test_api_02_a_client_that_leaves_the_queue_is_never_answered(start, bench):
 
 
 def test_a_client_that_does_not_read_its_stream_gives_its_slot_back(start, bench, caplog):
-    """Bug: a client that did not read held its slot for as long as it liked; `max_concurrent` of them stopped the service."""
+    """Bug: it held the slot for as long as it liked, and `max_concurrent` of them stopped the service."""
     client = start(max_concurrent=1, max_queue=1, send_timeout_s=0.3)
     bench.corpus.put("lake", "The lake is deep")
     bench.model.words = ["long " * 200_000] * 20
