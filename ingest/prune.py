@@ -8,7 +8,7 @@ so whatever change there is beyond that wins over it, read before or after.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from ingest.connect import ConnectStores, connected
 from ingest.formats import EventReader
 from ingest.parts import Stores
 from ingest.sources import Source
+from ingest.sources.kinds import LINES, PARQUET
 from schemas.errors import InputError
 from schemas.events import TENANT_HEADER, VERSION_HEADER, message_key
 from schemas.head import Head
@@ -72,7 +73,8 @@ def plan_prune(settings: Settings, source: Source, tenant: str, owns: Sequence[s
         owns: what the ids of the source's documents begin with; without any, what the source itself tells.
 
     Raises:
-        InputError: nobody says what the source owns, or a row of it does not tell its document.
+        InputError: nobody says what the source owns, or a row of it does not tell its document, or a file of rows was
+            left out.
         StoreError: the index cannot be read.
     """
     stores = ConnectStores(settings)
@@ -88,12 +90,20 @@ def missing(stores: Stores, events: EventReader, source: Source, tenant: str, ow
             "--prune: which documents are the source's? Files of rows, topics and a folder that is the root itself do "
             f"not tell. Say what their ids begin with, --owns PREFIX, or --owns '{EVERYTHING}' for all of the tenant's"
         )
+    for left in source.left_out:
+        if left.why.is_fault and left.doc_id.lower().endswith((*LINES, *PARQUET)):
+            raise InputError(f"--prune: which documents are in {left.path} cannot be told: {left.why.value}")
     has = {document.digest for piece in source.pieces for document in piece.documents(events)}
-    has |= {DocumentKey(tenant, left.doc_id).digest for left in source.left_out}  # still there, only not read
+    left_out = {left.doc_id for left in source.left_out}
     owned = [head for head in stores.index.documents(tenant) if head.live and head.doc_id.startswith(prefixes)]
-    gone = [head for head in owned if head.document.digest not in has]
+    gone = [head for head in owned if head.document.digest not in has and not _within(head.doc_id, left_out)]
     older = tuple(head for head in gone if head.event_ms < source.as_of_ms)
     return Prune(older, len(owned), len(gone) - len(older))
+
+
+def _within(doc_id: str, left_out: Set[str]) -> bool:
+    """Whether a document, or a folder that it is in, was left out: it is still there, only not read."""
+    return any(doc_id[:at] in left_out for at, letter in enumerate(doc_id + "/") if letter == "/")
 
 
 def publish_deletions(stores: Stores, prune: Prune) -> Deletions:

@@ -3,7 +3,7 @@
     paths, topic -> survey -> Source: pieces, what was left out and why, which ids it owns, how old it is
     piece.read() -> messages, as the documents topic would have them
 
-Names are loaded on first use, so that `kvquilt publish`, which knows the same kinds of files, imports no Kafka client.
+Names are loaded on first use: the kinds of files are known without a Kafka client.
 """
 
 from __future__ import annotations

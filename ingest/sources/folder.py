@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ingest.sources.base import LeftOut, Why
 from ingest.sources.document import longest
-from ingest.sources.kinds import CONTENT_TYPES, READABLE
+from ingest.sources.kinds import CONTENT_TYPES, READABLE, is_utf8, shown
 from schemas.errors import InputError
 
 
@@ -32,11 +32,11 @@ def files_in(folder: Path, ids: str) -> Iterator[tuple[Path, str] | LeftOut]:
     for entry in entries:
         path, doc_id = folder / entry.name, ids + entry.name
         if entry.name.startswith("."):
-            yield LeftOut(_shown(path), doc_id, Why.HIDDEN)
+            yield LeftOut(shown(path), doc_id, Why.HIDDEN)
         elif entry.is_dir(follow_symlinks=False):
             yield from files_in(path, doc_id + "/")
         elif (why := _refused(path)) is not None:
-            yield LeftOut(_shown(path), doc_id, why)
+            yield LeftOut(shown(path), doc_id, why)
         else:
             yield path, doc_id
 
@@ -49,10 +49,9 @@ def _refused(path: Path) -> Why | None:
         return Why.KIND
     try:
         found = path.stat()
-        str(path).encode()
     except OSError:
         return Why.ACCESS
-    except UnicodeEncodeError:
+    if not is_utf8(str(path)):
         return Why.NAME
     if not stat.S_ISREG(found.st_mode):
         return Why.SPECIAL  # reading a pipe would wait for ever
@@ -60,7 +59,3 @@ def _refused(path: Path) -> Why | None:
         return Why.ACCESS
     content_type = CONTENT_TYPES.get(suffix)
     return Why.SIZE if content_type is not None and found.st_size > longest(content_type) else None
-
-
-def _shown(path: Path) -> str:
-    return str(path).encode("utf-8", "backslashreplace").decode()

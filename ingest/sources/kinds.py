@@ -26,14 +26,31 @@ def relative_id(path: Path, root: Path) -> str:
     The last part of `path` may be a link; the folders before it are followed.
 
     Raises:
-        InputError: it lies outside.
+        InputError: it lies outside, or its name is not UTF-8: no document can have such an id.
     """
     try:
-        return (path.parent.resolve() / path.name).relative_to(root.resolve()).as_posix()
+        inside = (path.parent.resolve() / path.name).relative_to(root.resolve()).as_posix()
     except ValueError:
         raise InputError(
-            f"{path} lies outside {root}, which document ids are relative to; name another folder with --root"
+            f"{shown(path)} lies outside {root}, which document ids are relative to; name another folder with --root"
         ) from None
+    if not is_utf8(inside):
+        raise InputError(f"{shown(path)}: the name is not UTF-8; rename it")
+    return inside
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a file's name is text; the system takes any bytes for one."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(path: Path) -> str:
+    """A path as it can be printed: bytes that are no text as escapes."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def title_of(content: str, content_type: ContentType, stem: str) -> str | None:

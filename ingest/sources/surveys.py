@@ -8,7 +8,7 @@ from pathlib import Path
 from ingest.sources.base import LeftOut, Piece, Source
 from ingest.sources.document import DocumentFile, longest
 from ingest.sources.folder import files_in
-from ingest.sources.kinds import CONTENT_TYPES, LINES, PARQUET, READABLE, relative_id
+from ingest.sources.kinds import CONTENT_TYPES, LINES, PARQUET, READABLE, is_utf8, relative_id, shown
 from ingest.sources.lines import line_pieces
 from ingest.sources.parquet import row_groups
 from ingest.sources.topic import topic_span
@@ -66,6 +66,8 @@ def _named(path: Path, root: Path, tenant: str) -> Iterator[Piece]:
     suffix = path.suffix.lower()
     if not path.exists():
         raise InputError(f"{path} does not exist")
+    if not is_utf8(path.name):
+        raise InputError(f"{shown(path)}: the name is not UTF-8; rename it")
     if suffix not in READABLE:
         raise InputError(f"{path} ends in {suffix or 'nothing'}; a backfill reads {', '.join(READABLE)}")
     content_type = CONTENT_TYPES.get(suffix)

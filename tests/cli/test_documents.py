@@ -1,11 +1,13 @@
 """Files and JSON lines become change events; one that cannot is named and hides no other."""
 
 import json
+import os
 
 import pytest
 
 from cli.documents import files_in, read_documents
 from ingest.formats import EventReader
+from ingest.sources import survey
 from schemas.errors import InputError
 from schemas.events import MAX_CONTENT_BYTES
 from stores.topics import Message
@@ -38,6 +40,45 @@ def test_a_folder_and_a_file_in_it_give_the_same_id(tmp_path):
     file.write_text("text")
     (inside,) = files_in([tmp_path / "handbook"])
     assert read(inside, tmp_path)[0].doc_id == read(file, tmp_path)[0].doc_id == "handbook/leave.md"
+
+
+def test_publish_takes_the_files_of_a_folder_that_a_backfill_takes_under_the_same_ids(tmp_path):
+    """Bug: a draft in a hidden folder was published, and the next backfill with --prune deleted it."""
+    folder = tmp_path / "docs"
+    for name in ("a.md", "deep/b.TXT", ".draft.md", ".drafts/plan.md", "sheet.xlsx", "rows.ndjson"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"doc_id": "row", "content": "text"}')
+    (folder / "link.md").symlink_to(folder / "a.md")
+    (folder / "around").symlink_to(folder, target_is_directory=True)
+    published = [one.doc_id for file in files_in([folder]) for one in read(file, tmp_path)]
+    backfilled = [message.key.decode() for piece in survey([folder], root=tmp_path).pieces for message in piece.read()]
+    assert published == backfilled == ["docs/a.md", "docs/deep/b.TXT", "docs/link.md", "row"]
+
+
+def test_a_file_in_a_folder_that_cannot_be_read_is_named_and_hides_no_other(tmp_path):
+    """Bug: a name that is not UTF-8 was a traceback, and a link that leads nowhere was passed over in silence."""
+    (tmp_path / "a.md").write_text("text")
+    (tmp_path / "nowhere.md").symlink_to(tmp_path / "absent.md")
+    (tmp_path / "huge.md").write_bytes(b"x" * (MAX_CONTENT_BYTES + 1))
+    (tmp_path / os.fsdecode(b"caf\xe9.md")).write_text("text")
+    outcomes = [one for file in files_in([tmp_path]) for one in read(file, tmp_path)]
+    assert [one.doc_id for one in outcomes if not isinstance(one, InputError)] == ["a.md"]
+    refused = [str(one) for one in outcomes if isinstance(one, InputError)]
+    assert [said.removeprefix(f"{tmp_path}/") for said in refused] == [
+        r"caf\udce9.md: the name is not UTF-8; rename it",
+        "huge.md has 8,388,609 bytes; at most 8,388,608 are accepted. Split the document",
+        "nowhere.md cannot be read: No such file or directory",
+    ]
+    assert all(said.isprintable() for said in refused)
+
+
+def test_a_line_that_deletes_must_name_its_tenant_if_it_names_one(tmp_path):
+    """Bug: a null was a traceback."""
+    file = tmp_path / "events.jsonl"
+    file.write_text('{"doc_id": "a", "content": null, "tenant": null}\n{"doc_id": "\\ud800", "content": "x"}\n')
+    tenant, doc_id = map(str, read(file, tmp_path))
+    assert "events.jsonl:1: tenant must name the tenant (got None)" in tenant
+    assert "events.jsonl:2: expected an object with" in doc_id
 
 
 def test_a_plain_text_is_titled_by_its_name(tmp_path):

@@ -112,6 +112,18 @@ def test_what_is_no_document_is_counted_and_named(tmp_path):
     assert all(one.path.isprintable() for one in source.left_out)
 
 
+@pytest.mark.parametrize("name", [b"caf\xe9.md", b"caf\xe9.jsonl", b"caf\xe9"])
+def test_a_path_whose_name_is_not_utf_8_is_refused_where_it_is_named_itself(tmp_path, name):
+    """Bug: the run ended with a UnicodeEncodeError when the first event was made of it."""
+    path = tmp_path / os.fsdecode(name)
+    if path.suffix:
+        path.write_text('{"doc_id": "a", "content": "text"}')
+    else:
+        path.mkdir()
+    with pytest.raises(InputError, match=r"caf\\udce9\S*: the name is not UTF-8; rename it"):
+        survey([path], root=tmp_path)
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     """Bug: a share that was not mounted looked like an empty folder; with --prune that deletes everything."""
     missing = tmp_path / "gone"

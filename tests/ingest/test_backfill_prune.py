@@ -144,6 +144,40 @@ def test_what_is_left_out_of_a_folder_is_still_there(world, wiki):
     assert names(plan(world, wiki, root=wiki.parent)) == []
 
 
+def test_documents_in_a_folder_that_is_left_out_are_still_there(world, wiki):
+    """Bug: a folder that was moved to another disk and linked lost all its documents, a hidden one at any time."""
+    file(wiki / "big" / "deep" / "a.md", "text a")
+    file(wiki / ".drafts" / "plan.md", "a plan")
+    for folder in (wiki, wiki / ".drafts"):
+        backfill(world, folder, root=wiki.parent)
+    (wiki / "big").rename(wiki.parent / "elsewhere")
+    (wiki / "big").symlink_to(wiki.parent / "elsewhere")
+    file(wiki / "bigger" / "b.md", "text b")
+    backfill(world, wiki / "bigger", root=wiki.parent)
+    (wiki / "bigger" / "b.md").unlink()
+    assert names(plan(world, wiki, root=wiki.parent)) == ["wiki/bigger/b.md"], "not in what is left out, but beside it"
+    (wiki.parent / "elsewhere").rename(wiki.parent / "unmounted")
+    assert names(plan(world, wiki, root=wiki.parent)) == ["wiki/bigger/b.md"], "the link leads nowhere now"
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.jpg", b"caf\xe9.md", b".caf\xe9", b"caf\xe9/a.md"])
+def test_a_name_that_is_not_utf_8_is_left_out_and_stops_no_pruning(world, wiki, name):
+    """Bug: a photo with a Latin-1 name ended the run with a UnicodeEncodeError: no document can have such an id."""
+    file(wiki / os.fsdecode(name), "text")
+    (wiki / "3.md").unlink()
+    assert names(plan(world, wiki, root=wiki.parent)) == ["wiki/3.md"]
+
+
+def test_a_file_of_rows_that_is_left_out_stops_pruning_before_anything_is_done(world, wiki):
+    """Its documents are called as they like: which of them are still there cannot be told."""
+    jsonl(wiki / "rows.jsonl", {"doc_id": "wiki/row", "content": "text"})
+    backfill(world, wiki, root=wiki.parent)
+    (wiki / "rows.jsonl").unlink()
+    (wiki / "rows.jsonl").symlink_to(wiki / "unmounted")
+    with pytest.raises(InputError, match=r"which documents are in .*rows\.jsonl cannot be told: cannot be opened"):
+        plan(world, wiki, root=wiki.parent)
+
+
 def test_a_row_that_does_not_tell_its_document_stops_pruning_before_anything_is_done(world, wiki, tmp_path):
     """Bug: a line that was cut in half cost its document."""
     rows = jsonl(tmp_path / "a.jsonl", {"doc_id": "wiki/0.md", "content": "text 0"}, b'{"doc_id": "wiki/1.md", "con\n')
