@@ -115,7 +115,10 @@ class World:
 
     def dead_letters(self):
         return [
-            {name.removeprefix("kvquilt.error."): value.decode() for name, value in message.headers}
+            {
+                name.removeprefix("kvquilt.error."): (value or b"").decode("utf-8", "replace")
+                for name, value in message.headers
+            }
             for message in self.topics.messages(self.kafka.dead_letter_topic)
         ]
 
