@@ -30,7 +30,7 @@ from schemas.ids import digest
 
 ATTENTION = "kvquilt"  # not registered with a mask function: transformers then builds no mask
 _ROW_SET = "_kvquilt_row_set"  # travels on the key tensor: not every family hands keyword arguments on
-SPEC_FORMAT = 1  # raise it when `ModelSpec` or the probe changes
+SPEC_FORMAT = 2  # raise it when `ModelSpec` or the probe changes
 
 
 class Enough(Exception):  # noqa: N818 - not a fault: the pass has what it wanted
@@ -63,7 +63,7 @@ class ModelSpec:
     rope_layout: str
     rope_digests: dict[str, str]
     vocab_size: int
-    max_tokens: int
+    max_tokens: int  # longest sequence whose rows are all rotated alike
     reuse_refusal: str | None
 
 
@@ -110,7 +110,7 @@ def spec_of(config: Any) -> ModelSpec:
         rope_layout=tables.layout.name if tables else "none",
         rope_digests=dict(tables.digests) if tables else {},
         vocab_size=int(config.vocab_size),
-        max_tokens=int(getattr(config, "max_position_embeddings", None) or 1 << 20),
+        max_tokens=_longest(config),
         reuse_refusal=refusal,
     )
 
@@ -236,6 +236,19 @@ def _small_model(config: Any) -> Any:
 
 def _head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _longest(config: Any) -> int:
+    """What the model was made for; with longrope the length at which its frequencies change.
+
+    transformers picks them by the length of each forward pass. A prompt beyond that length would be a mixture of rows
+    with both, from earlier passes and from chunks, where the model's own pass over the whole has one.
+    """
+    longest = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    tables = [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
+    changes = [int(one["original_max_position_embeddings"]) for one in tables if one.get("rope_type") == "longrope"]
+    return min([longest, *changes])
 
 
 def _window_refusal(config: Any) -> str | None:

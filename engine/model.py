@@ -208,11 +208,7 @@ class Model:
         Raises:
             RequestError: the prompt leaves no room for an answer.
         """
-        if plan.n_tokens >= self.max_tokens:
-            raise RequestError(
-                f"the prompt has {plan.n_tokens} tokens; the model takes {self.max_tokens}. Ask for fewer passages",
-                code="context_length_exceeded",
-            )
+        self._check_fits(plan, 1)
         self._check_ids(plan.token_ids, "the prompt")
         return self._generate(plan, stitched, params, cancelled, repair, prefix, keep)
 
@@ -253,6 +249,7 @@ class Model:
         self, plan: Plan, stitched: Base | None, *, keep: int = 1, repair: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Logits of the last `keep` rows of the prompt (0: of all rows that are computed), `[keep, vocab]`, fp32."""
+        self._check_fits(plan)
         rows, positions = self._open(plan, stitched, 0, repair)
         try:
             ids = torch.tensor(plan.token_ids)[positions]
@@ -267,6 +264,7 @@ class Model:
         self, plan: Plan, stitched: Base | None, *, repair: torch.Tensor | None = None, room: int = 64
     ) -> Iterator[Session]:
         """A prompt whose answer the caller chooses; arguments as of `generate`, `room` for the answer's rows."""
+        self._check_fits(plan)
         self._check_ids(plan.token_ids, "the prompt")
         with self._turns.answering():
             rows, positions = self._open(plan, stitched, room, repair)
@@ -331,6 +329,13 @@ class Model:
     def _require_reuse(self) -> None:
         if self.reuse_refusal is not None:
             raise UnsupportedModelError(self.reuse_refusal)
+
+    def _check_fits(self, plan: Plan, n_more: int = 0) -> None:
+        if plan.n_tokens + n_more > self.max_tokens:
+            raise RequestError(
+                f"the prompt has {plan.n_tokens} tokens; the model takes {self.max_tokens}. Ask for fewer passages",
+                code="context_length_exceeded",
+            )
 
     def _check_ids(self, ids: Sequence[int], what: str) -> None:
         if not ids:

@@ -44,6 +44,13 @@ LLAMA3 = {
     "rope_theta": 5e5,
     "original_max_position_embeddings": 1024,
 }
+LONGROPE = {
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 2048,
+    "short_factor": [1.0 + 0.1 * n for n in range(8)],
+    "long_factor": [2.0 + 1.5 * n for n in range(8)],
+}
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 REUSABLE = {
@@ -62,6 +69,12 @@ REUSABLE = {
     "glm interleaved partial": lambda: tf.GlmConfig(**SHAPE, head_dim=16, partial_rotary_factor=0.5),
     "gemma3 two tables": lambda: tf.Gemma3TextConfig(**SHAPE, head_dim=16, sliding_window=4096, layer_types=KINDS),
     "smollm3 some layers without": lambda: tf.SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 1]),
+    "phi3 longrope": lambda: tf.Phi3Config(
+        **SHAPE, original_max_position_embeddings=2048, rope_parameters={"rope_type": "longrope", **LONGROPE}
+    ),
+    "llama dynamic": lambda: tf.LlamaConfig(
+        **SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    ),
     "arcee by rotating back": lambda: tf.ArceeConfig(**SHAPE),
     "arcee yarn by rotating back": lambda: tf.ArceeConfig(**SHAPE, rope_parameters=YARN),
 }

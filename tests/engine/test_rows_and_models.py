@@ -79,6 +79,21 @@ def test_the_pace_of_chunk_prefill_is_known_from_the_start_and_follows_what_answ
         assert (model.prefill_pace_s != known) is told
 
 
+def test_eng_02_a_model_whose_frequencies_change_with_the_length_is_served_up_to_there() -> None:
+    """Beyond it a prompt in several passes, or over rows of chunks, would hold keys of both kinds, and tell nobody."""
+    model = tiny_model(REUSABLE["phi3 longrope"]())
+    assert model.max_tokens == 2048
+    for too_long in (
+        lambda plan: model.generate(plan, None, SamplingParams()),
+        lambda plan: model.logits(plan, None),
+        lambda plan: model.session(plan, None).__enter__(),
+    ):
+        with pytest.raises(RequestError, match="the model takes 2048"):
+            too_long(plan_of(model, (2040,)))
+    plan = plan_of(model, (2000,))
+    assert error(model.logits(plan, None), causal_logits(model, plan)[-1:]) < BOUND
+
+
 def test_eng_05_a_chunk_without_rows_gives_the_same_answer(llama: Model) -> None:
     """A failed read must not show: the chunk is computed the way its artifact would have been. Memory holds NaN."""
     plan = plan_of(llama, LENS)

@@ -297,7 +297,7 @@ def test_a_document_that_comes_back_is_not_found_in_artifacts_of_before(world):
 
 FUSING_CALLS = [
     ("index", "heads"),
-    ("index", "chunks"),
+    ("index", "live_chunks"),
     ("index", "fused_with"),
     ("index", "search_visible"),
     ("index", "mark_fusion"),

@@ -11,6 +11,7 @@ from tests.ingest.world import PARAGRAPHS, TEXT, World
 INDEX_CALLS = [
     ("index", "heads"),
     ("index", "chunks"),
+    ("index", "live_chunks"),
     ("embedder", "embed"),
     ("index", "upsert"),
     ("index", "flip"),
@@ -22,7 +23,7 @@ INDEX_CALLS = [
 ]
 PREFILL_CALLS = [
     ("index", "heads"),
-    ("index", "chunks"),
+    ("index", "live_chunks"),
     ("kv", "keys"),
     ("model", "prefill_chunks"),
     ("kv", "put"),
