@@ -12,6 +12,7 @@ from cli.context import Context
 from cli.service import Service, document_path
 from cli.waiting import POLL_S
 from schemas.errors import InputError, KvquiltError, RequestError
+from schemas.ids import writable
 
 
 def status(context: Context, doc_id: str) -> None:
@@ -111,6 +112,10 @@ def _pair(text: str) -> tuple[str, Any]:
         plain = json.loads(value)
     except ValueError:
         return key, value
+    try:
+        writable(plain)
+    except ValueError as error:
+        raise InputError(f"--filter {text} {error}") from error
     return key, plain if isinstance(plain, str | bool | int | float) else value
 
 

@@ -12,6 +12,7 @@ from engine.policies import POLICIES, create_policy
 from engine.variants import SHARED_PREFIX, Variant, variant_named
 from quality.choices import NEAREST, Neighbours, neighbours_named
 from schemas.errors import InputError
+from schemas.ids import writable
 
 FULL, NO_CONTEXT = "full", "no_context"
 BUDGETS = (0.05, 0.10, 0.15, 0.20)
@@ -128,9 +129,11 @@ def _parse(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
         if not separator or not option.strip():
             raise InputError(f"policy {text!r}: options are name=value, such as closure:floor=32 (got {piece!r})")
         try:
-            parsed = yaml.safe_load(value)
+            parsed = writable(yaml.safe_load(value))  # it goes into a certificate
         except yaml.YAMLError as error:
             raise InputError(f"policy {text!r}: the value of {option} is not YAML: {error}") from error
+        except ValueError as error:
+            raise InputError(f"policy {text!r}: the value of {option} {error}") from error
         options.append((option.strip(), tuple(parsed) if isinstance(parsed, list) else parsed))
     return name, tuple(options)
 

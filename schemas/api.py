@@ -5,10 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
 
 from schemas.events import ContentType, Version
 from schemas.head import DocumentState
+from schemas.ids import writable
 
 MAX_QUESTION_CHARS = 8_000
 
@@ -30,7 +31,14 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Question(_Body):
+class _Request(_Body):
+    @field_validator("*")
+    @classmethod
+    def _can_be_written(cls, value: object) -> object:
+        return writable(value)  # nothing is changed silently, and nothing fails further in
+
+
+class Question(_Request):
     """What both `/v1/retrieve` and `/v1/answer` take."""
 
     question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS)]
@@ -121,7 +129,7 @@ class RetrieveResponse(_Body):
     retrieve_s: float
 
 
-class DocumentBody(_Body):
+class DocumentBody(_Request):
     """`PUT /v1/documents/{id}`; the tenant comes from authentication."""
 
     content: str
@@ -142,7 +150,7 @@ class Accepted(_Body):
     version: int | None  # None: the broker's timestamp and offset will be the version
 
 
-class DeleteMany(_Body):
+class DeleteMany(_Request):
     """`POST /v1/documents/delete`: the documents whose metadata has all of `filter`, or, with `all`, every one.
 
     `all` wants the tenant's name in `confirm`. What is deleted is what is committed when it is asked for, at most

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from schemas.errors import EventError
-from schemas.ids import DocumentKey, canonical_bytes, digest, packed_version
+from schemas.ids import DocumentKey, canonical_bytes, digest, packed_version, writable
 
 SCHEMA_VERSION = 1
 VERSION_HEADER = "kvquilt.version"
@@ -105,6 +105,11 @@ class _Body(BaseModel):
     content_type: Annotated[ContentType, Field(strict=False)] = ContentType.TEXT
     title: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("title", "uri", "metadata", check_fields=False)
+    @classmethod
+    def _can_be_written(cls, value: object) -> object:
+        return writable(value)  # else `to_bytes` would make null of NaN and infinity
 
     def to_bytes(self) -> bytes:
         """The value of the Kafka message."""

@@ -12,8 +12,12 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
+from pydantic_core import to_json
+
+T = TypeVar("T")
 
 NAMESPACE = uuid.UUID("6f1d2a52-6f0b-5a39-9d53-0a5c0b6b7a11")  # ours; changing it renames every point
 
@@ -24,6 +28,20 @@ PACKED_VERSION_MIN = 1 << 60  # every timestamp since 1987 packs to more, produc
 def canonical_bytes(value: object) -> bytes:
     """JSON with sorted keys, no spaces and plain UTF-8: one spelling for one value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def writable(value: T) -> T:
+    """The value, checked: Python holds NaN, infinity and half surrogate pairs; JSON and the stores do not.
+
+    Raises:
+        ValueError: it cannot be written as JSON as it is.
+    """
+    try:
+        canonical_bytes(value)
+        to_json(value)  # as documents are published; it goes less deep
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"cannot be written as JSON: {str(error)[:200]}") from error
+    return value
 
 
 def digest(value: object) -> str:

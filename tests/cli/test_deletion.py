@@ -115,3 +115,10 @@ def test_a_receipt_that_stays_pending_fails_and_says_what_is_missing(capsys):
     with service([answer]) as (url, _), pytest.raises(KvquiltError, match=said):
         receipt(context(url), "a/b", None, 1e-6)
     assert json.loads(capsys.readouterr().out)["state"] == "PENDING"
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", '"\\ud800"'])
+def test_a_filter_that_json_cannot_say_is_one_sentence(value):
+    """Bug: it ended in a traceback of the HTTP client."""
+    with pytest.raises(InputError, match=r"--filter a=.* cannot be written as JSON"):
+        delete_many(context("http://127.0.0.1:9"), [f"a={value}"], None)

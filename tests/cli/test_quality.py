@@ -42,6 +42,7 @@ def call(*arguments: str) -> None:
         (("verify", "--policy", "closer"), "there is no selection policy 'closer'"),
         (("eval", "ruler", "--variant", "fused:farthest"), "neighbours cannot be chosen by 'farthest'; known are"),
         (("verify", "--variant", "fused:random"), "a certificate is about rows that are served"),
+        (("verify", "--policy", "closure:floor=.nan"), "the value of floor cannot be written as JSON"),
         (("verify", "--policy", "composite"), "policy composite wants prompts of a layout of its own"),
         (("verify", "./absent"), "./absent: no such folder or .gguf file"),
     ],

@@ -5,7 +5,15 @@ import json
 import pytest
 
 from schemas.errors import EventError
-from schemas.events import MAX_CONTENT_BYTES, TENANT_HEADER, VERSION_HEADER, ChangeEvent, EventBody, parse_event
+from schemas.events import (
+    MAX_CONTENT_BYTES,
+    TENANT_HEADER,
+    VERSION_HEADER,
+    ChangeEvent,
+    EventBody,
+    parse_event,
+    read_body,
+)
 from schemas.ids import packed_version
 
 KEY = b"handbook/leave.md"
@@ -144,3 +152,10 @@ def test_a_reference_is_no_deletion_and_its_digest_stands_for_its_content():
     assert (event.content, event.uri, event.source_sha256) == (None, "s3://b/k", "ab" * 32)
     resolved = event.model_copy(update={"content": "what one extractor made of it"})
     assert resolved.content_digest == event.content_digest
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), ["\ud800"]], ids=repr)
+def test_metadata_that_json_cannot_say_is_refused_instead_of_becoming_null(value):
+    """Bug: `kvquilt publish` took NaN from a file of JSON lines and published null."""
+    with pytest.raises(EventError, match=r"metadata: .*cannot be written as JSON"):
+        read_body({"content": "x", "metadata": {"a": value}})
