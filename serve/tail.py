@@ -6,7 +6,8 @@ broker is away, the tiers are compared with the heads again and again instead, a
 whatever may have been missed.
 
 The replica's word (`schemas.replica`) goes to the object store: before anything is kept, every few seconds, and soon
-after a tombstone. While it cannot be given the tiers are empty and shut. A tombstone whose receipt waits for replicas
+after a tombstone. While it cannot be given the tiers are empty and shut: a second thread sees to that, since the
+first may hang in a call of a store. A tombstone whose receipt waits for replicas
 is looked at after that: whoever comes last, PREFILL or a replica, closes it.
 """
 
@@ -20,7 +21,7 @@ import secrets
 import socket
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from contextlib import suppress
 
 from schemas.errors import EventError, StoreError, TopicError
@@ -45,6 +46,8 @@ REOPEN_S = 300.0  # partitions may have been added
 WHOLE_CHECK_S = 300.0  # the heads, even while all is well
 SAY_S = LEASE_S / 3
 SAY_AGAIN_S = 0.5  # after tombstones
+SETTLE_S = 1.0
+WATCH_S = 0.5
 MAX_OPEN = 10_000  # deletions whose receipts are looked at; `kvquilt reconcile` closes what is beyond
 _numbers = itertools.count(1)
 
@@ -54,11 +57,19 @@ class CommitTail:
 
     Args:
         check_s: how often the tiers are compared with the heads while the topic cannot be followed.
+        settle_s: how long it looks at receipts at a stretch: then it is time for records, and for the replica's word.
     """
 
     def __init__(
-        self, parts: Parts, tiers: Tiers, telemetry: Telemetry, check_s: float, clock: Clock | None = None
+        self,
+        parts: Parts,
+        tiers: Tiers,
+        telemetry: Telemetry,
+        check_s: float,
+        clock: Clock | None = None,
+        settle_s: float = SETTLE_S,
     ) -> None:
+        self._settle_s = settle_s
         self._parts, self._tiers, self._telemetry, self._check_s = parts, tiers, telemetry, check_s
         self._clock = clock or SystemClock()
         self._replicas = Replicas(parts.blobs, parts.generation.name, self._clock)
@@ -67,16 +78,20 @@ class CommitTail:
         self._positions: dict[int, int] | None = None  # of the last reader
         self._clean_ms = self._clock.now_ms()
         self._open: OrderedDict[tuple[DocumentKey, int], dict[Tier, int]] = OrderedDict()
+        self._round: deque[tuple[DocumentKey, int]] = deque()  # of `_open`, to be looked at
         self._due = _Due()
         self._unsure = True  # records may have been missed since the tiers were last compared with the heads
         self._spoken_s = float("-inf")
+        self._word = threading.Lock()  # held while the word and the tiers change together
         self._deleted = False  # since the last word
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="replica's word", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+        self._watcher.start()
 
     def stop(self) -> None:
         """Ask it to end: the tiers are let go of and the replica's word is taken back, in its own thread."""
@@ -102,6 +117,14 @@ class CommitTail:
             self._reader.close()
         with suppress(StoreError):  # it runs out
             self._replicas.leave(self.name)
+
+    def _watch(self) -> None:
+        """Shut the tiers when the word has run out: from then on no receipt waits for this replica."""
+        while not self._stop.wait(WATCH_S):
+            with self._word:
+                if time.monotonic() - self._spoken_s > LEASE_S and self._tiers.keeps:
+                    _log.warning("this replica could not give its word in time; its KV in memory is let go of")
+                    self._tiers.shut()
 
     def step(self) -> None:
         """One look at everything; waits for records, no longer than `POLL_S`."""
@@ -177,7 +200,8 @@ class CommitTail:
         """Give this replica's word where it is time; without it nothing is kept."""
         since_s = time.monotonic() - self._spoken_s
         if since_s > LEASE_S:
-            self._tiers.shut()
+            with self._word:
+                self._tiers.shut()
             self._clean_ms = self._clock.now_ms()
         if since_s < (SAY_AGAIN_S if self._deleted else SAY_S):
             return
@@ -197,26 +221,34 @@ class CommitTail:
                 _log.warning("this replica keeps no KV in memory unless it can say so: %s", error)
             self._tiers.told()
             return
-        self._spoken_s, self._deleted = began_s, False
-        if since_s > LEASE_S:
-            self._tiers.open()
+        with self._word:
+            lapsed = since_s > LEASE_S or time.monotonic() - self._spoken_s > LEASE_S  # while it was being said, too
+            self._spoken_s, self._deleted = began_s, False
+            if lapsed:  # what is still kept was nobody's to wait for
+                self._tiers.shut()
+                self._tiers.open()
         self._due.now("receipts")
 
     def _close_receipts(self) -> None:
-        """Of tombstones that this replica has passed, and said so."""
-        if not self._open or self._deleted or not self._due("receipts", SAY_S):
+        """Of tombstones that this replica has passed, and said so; those of one round may take several steps."""
+        if not self._open or self._deleted:
             return
-        for document, version in list(self._open):
-            if self._stop.is_set():
-                return
+        if not self._round and self._due("receipts", SAY_S):
+            self._round.extend(self._open)
+        end_s = time.monotonic() + self._settle_s
+        while self._round and not self._stop.is_set():
+            document, version = self._round.popleft()
             try:
                 receipt = settle(self._parts, document, version)
             except StoreError as error:
                 _log.warning("the receipt of a deletion could not be looked at: %s", error)
+                self._round.clear()
                 return
             if receipt.state is ReceiptState.COMPLETE:
                 self._telemetry.receipts_closed.inc()
-                del self._open[document, version]
+                self._open.pop((document, version), None)
+            if time.monotonic() >= end_s:
+                return
 
 
 class _Due:

@@ -59,6 +59,11 @@ class Tiers:
         self._told.wait(_FIRST_WAIT_S)
         return self._open
 
+    @property
+    def keeps(self) -> bool:
+        """Whether something may be in memory."""
+        return self._open
+
     def open(self) -> None:
         """Take in from now on."""
         self._open = True

@@ -6,6 +6,7 @@ That an answer is never stale does not depend on the tail: it is tried with the 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -18,7 +19,7 @@ from schemas.receipt import ReceiptPart, Stage
 from serve import BackgroundServer
 from serve.tail import CommitTail
 from stores.receipts import Receipts
-from stores.replicas import Replicas
+from stores.replicas import LEASE_S, Replicas
 from tests.serve.fakes import metric, until
 from tests.serve.scripted import GENERATION
 
@@ -293,6 +294,40 @@ def test_a_receipt_waits_for_the_replica_and_the_replica_closes_it(start, lake):
     ]
     got = client.get("/v1/documents/lake/receipt").json()
     assert got["tiers"][0] == {"tier": "host", "replicas": 1, "passed": 1, "dropped": 3}
+
+
+def test_a_replica_whose_word_has_run_out_keeps_nothing_although_its_tail_hangs(start, lake):
+    """No receipt waits for it any more, so it must not hold a deleted document until a call of a store comes back."""
+    client = start(tier_check_s=0.02)
+    ask(client)
+    followed(client)
+    tail: CommitTail = client.kvquilt.service.tail
+    hangs, release = threading.Event(), threading.Event()
+    tail._check = lambda: (hangs.set(), release.wait(20))
+    try:
+        assert hangs.wait(10)
+        assert len(host(client)) == 3
+        tail._spoken_s -= LEASE_S + 1
+        until(lambda: len(host(client)) == 0, "nothing is kept")
+        assert not client.kvquilt.service.tiers.is_open
+    finally:
+        release.set()
+    until(lambda: client.kvquilt.service.tiers.is_open, "it gives its word again")
+
+
+def test_many_open_receipts_do_not_keep_the_tail_from_its_other_work(start, lake):
+    """They are looked at in turn, a few at a time: meanwhile records pass, and the replica's word is given."""
+    tiers = start().kvquilt.service.tiers
+    tail = CommitTail(lake.parts, tiers, tiers._telemetry, NEVER_S, settle_s=0.0)
+    for name in ("a", "b", "c"):
+        tail._take(lake.commits.publish(name, 2, DocumentState.DELETED))
+    tail._deleted = False
+    for left in (2, 1, 0):
+        tail._close_receipts()
+        assert len(tail._round) == left
+    assert len(tail._open) == 3, "they stay open, and are looked at again when it is time"
+    tail._close_receipts()
+    assert len(tail._round) == 0
 
 
 def test_a_tail_that_fails_empties_the_tiers(start, lake, caplog):
