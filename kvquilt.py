@@ -11,7 +11,7 @@ import typer
 from cli.context import Context
 from cli.generation_commands import add_generations
 from cli.operations import add_operations
-from cli.options import command, setting
+from cli.options import check_text, command, setting
 from cli.quality import add_quality_commands
 from engine.threads import wait_passively
 from schemas.errors import InputError, KvquiltError
@@ -250,6 +250,7 @@ def main() -> None:
     """Run a command; an error of ours is one sentence on stderr and exit status 1."""
     wait_passively()
     try:
+        check_text(sys.argv[1:])
         app()
     except KvquiltError as error:
         print(f"kvquilt: {error}", file=sys.stderr)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cli.context import Format
+from schemas.errors import InputError
 
 _COMMON: dict[str, tuple[Any, Any]] = {  # name -> (annotation, default)
     "config": (
@@ -55,6 +57,7 @@ def command(
             from schemas.foreign import refuse_foreign_kernels
 
             refuse_foreign_kernels()
+            _check_numbers(values)
             common = {name: values.pop(name) for name in _COMMON}
             flags = {key: value for name, key in shortcuts.items() if (value := values.pop(name)) is not None}
             context = make_context(flags=flags, **common)
@@ -76,6 +79,22 @@ def command(
         return run
 
     return register
+
+
+def check_text(arguments: Iterable[str]) -> None:
+    """Raise `InputError` where an argument is not UTF-8: it reaches Python with half surrogate pairs."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"argument {argument!r} is not UTF-8 at character {error.start}") from error
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):  # NaN is under every bound and over it
+                raise InputError(f"{name}: expected a finite number (got {number})")
 
 
 class setting(str):  # noqa: N801 - reads as a word in an annotation
