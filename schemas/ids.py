@@ -38,7 +38,7 @@ def writable(value: T) -> T:
     """
     try:
         canonical_bytes(value)
-        to_json(value)  # as documents are published; it goes less deep
+        to_json([[value]])  # as documents are published, inside others; it goes less deep
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"cannot be written as JSON: {str(error)[:200]}") from error
     return value

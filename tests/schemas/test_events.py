@@ -159,3 +159,17 @@ def test_metadata_that_json_cannot_say_is_refused_instead_of_becoming_null(value
     """Bug: `kvquilt publish` took NaN from a file of JSON lines and published null."""
     with pytest.raises(EventError, match=r"metadata: .*cannot be written as JSON"):
         read_body({"content": "x", "metadata": {"a": value}})
+
+
+def test_metadata_that_is_taken_can_be_published_however_deep():
+    """The limit is that of what it is published in, not its own."""
+    taken = 0
+    for depth in range(200, 300):
+        value = json.loads("[" * depth + "]" * depth)
+        try:
+            body = read_body({"content": "x", "metadata": {"a": value}})
+        except EventError:
+            break
+        taken = depth
+        assert parse(body.to_bytes()).metadata == {"a": value}
+    assert taken > 240
