@@ -12,7 +12,7 @@ from cli.context import Context
 from cli.running import with_broker
 from schemas.errors import InputError
 from schemas.settings import KafkaSettings
-from stores.dead_letters import DeadLetter, LetterId, dismiss, read_letters, replay
+from stores.dead_letters import DeadLetter, LetterId, dismiss, newest, read_letters, replay
 from stores.topics import Publisher, ensure_topics, read_all
 
 _MESSAGE_CHARS = 100  # of a line of `ls`
@@ -99,12 +99,14 @@ def send_again(context: Context, which: Which, *, dry_run: bool) -> None:
         )
         return
     ensure_topics(kafka)
+    changes = newest(read_all(kafka, kafka.documents_topic), {letter.key for letter in chosen})
     sent: list[dict[str, Any]] = []
     refused: list[str] = []
     with context.progress() as progress, Publisher(kafka) as publisher:
         task = progress.add_task("sent again", total=len(chosen))
         for batch in _batches(chosen):
-            for letter, outcome in zip(batch, replay(publisher, kafka, _with_values(kafka, batch)), strict=True):
+            outcomes = replay(publisher, kafka, _with_values(kafka, batch), changes)
+            for letter, outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, InputError):
                     refused.append(f"{letter.id}: {outcome}")
                 else:

@@ -6,18 +6,20 @@ more (`kvquilt.dismissed.…`). Nothing is ever removed from it but by the broke
 
 A letter that is sent again keeps its place in the order of changes: headers carry the timestamp and offset that it
 came with first, and `in_its_place` puts them back where a version is to be made of them. Without that an old event
-without a version would become the newest, and win over what came after it.
+without a version would become the newest, and win over what came after it. In the topic it would still be the last
+under its key, which is what compaction keeps: so it is not sent again where a newer change of its document is there.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from schemas.errors import InputError
+from schemas.errors import EventError, InputError
 from schemas.events import header_number, last_headers
 from schemas.settings import KafkaSettings
 from stores.kafka_client import Message
@@ -121,11 +123,28 @@ def read_letters(messages: Iterable[Message], *, values_of: Collection[LetterId]
     return sorted(found, key=lambda letter: (letter.put_aside_ms, letter.id))
 
 
-def replay(publisher: Publisher, kafka: KafkaSettings, letters: Iterable[DeadLetter]) -> Iterator[Message | InputError]:
+def newest(messages: Iterable[Message], keys: Collection[bytes | None]) -> dict[bytes | None, Message]:
+    """Of the records of the documents topic the last change of each of `keys`, without its value."""
+    found: dict[bytes | None, Message] = {}
+    for message in messages:
+        if message.key in keys and (message.key not in found or _order(message) > _order(found[message.key])):
+            found[message.key] = replace(message, value=None)
+    return found
+
+
+def replay(
+    publisher: Publisher,
+    kafka: KafkaSettings,
+    letters: Iterable[DeadLetter],
+    changes: Mapping[bytes | None, Message],
+) -> Iterator[Message | InputError]:
     """Send letters again, key, value and headers as they were, each followed by a note in the dead-letter topic.
 
     What INDEX gave up goes to the documents topic, what PREFILL gave up to the commits topic. For each letter, in
     order, gives where it is now, or why it cannot be sent.
+
+    Args:
+        changes: the `newest` ones of the letters' keys.
 
     Raises:
         TopicError: the broker failed. Letters that were given are sent; the next one may have been sent without a
@@ -133,7 +152,7 @@ def replay(publisher: Publisher, kafka: KafkaSettings, letters: Iterable[DeadLet
     """
     for letter in letters:
         try:
-            yield _replay(publisher, kafka, letter)
+            yield _replay(publisher, kafka, letter, changes.get(letter.key))
         except InputError as error:
             yield error
 
@@ -168,11 +187,25 @@ def placed_headers(message: Message) -> tuple[tuple[str, bytes | None], ...]:
     return (*message.headers, *_first_place(message.timestamp_ms, message.offset))
 
 
-def _replay(publisher: Publisher, kafka: KafkaSettings, letter: DeadLetter) -> Message:
+def _order(message: Message) -> tuple[int, int]:
+    """By what a change without a version is ordered."""
+    with suppress(EventError):
+        message = in_its_place(message)
+    return message.timestamp_ms, message.offset
+
+
+def _replay(publisher: Publisher, kafka: KafkaSettings, letter: DeadLetter, change: Message | None) -> Message:
     if letter.omitted:
         raise InputError(
             f"dead letter {letter.id} was kept without its value of {letter.nbytes or 0:,} bytes, which no topic took: "
             "publish the document again, split"
+        )
+    came = Message(letter.topic, letter.partition, letter.offset, letter.timestamp_ms, None, None, letter.headers)
+    if change is not None and _home(kafka, letter) == kafka.documents_topic and _order(change) > _order(came):
+        raise InputError(
+            f"dead letter {letter.id} has been overtaken by a change of the same document (partition "
+            f"{change.partition}, offset {change.offset} of {change.topic}): sent again it would be the last one under "
+            "its key, which is what the topic keeps. Dismiss it, or publish the document with what you want of it"
         )
     sent = publisher.publish(
         _home(kafka, letter), letter.key, letter.value, (*_without_replay(letter.headers), *_place(letter))

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from schemas.errors import InputError
-from stores.dead_letters import read_letters, replay
+from stores.dead_letters import newest, read_letters, replay
 from stores.fakes import CrashPoint, with_faults
 
 
@@ -23,7 +25,7 @@ def test_a_letter_that_is_sent_again_after_the_cause_is_gone_is_served(world):
     world.index()
     assert world.texts() is None
     world.embedder.fails = lambda text: None
-    list(replay(world.publisher, world.kafka, letters(world)))
+    list(replay(world.publisher, world.kafka, letters(world), {}))
     world.index()
     world.prefill()
     assert world.texts() == "the first text"
@@ -31,7 +33,10 @@ def test_a_letter_that_is_sent_again_after_the_cause_is_gone_is_served(world):
 
 
 def test_an_old_letter_without_a_version_does_not_win_over_what_came_after_it(world):
-    """The broker's clock at the time of the replay would make it the newest version."""
+    """The broker's clock at the time of the replay would make it the newest version.
+
+    The change may have come when the topic had been looked through.
+    """
     world.embedder.fails = refuse
     world.change("the first text")
     world.clock.advance(1)
@@ -39,10 +44,31 @@ def test_an_old_letter_without_a_version_does_not_win_over_what_came_after_it(wo
     world.index()
     world.embedder.fails = lambda text: None
     world.clock.advance(60)
-    list(replay(world.publisher, world.kafka, letters(world)))
+    list(replay(world.publisher, world.kafka, letters(world), {}))
     (work,) = world.index()
     assert work.outcome == "superseded"
     assert world.texts() == "the second text"
+
+
+@pytest.mark.parametrize("text", ["the second text", None], ids=["changed", "deleted"])
+def test_a_letter_that_a_change_has_overtaken_is_not_put_behind_it(world, text):
+    """It would be the last record under its key: after compaction a rebuild would bring back what was changed."""
+    world.embedder.fails = refuse
+    world.change("the first text")
+    world.index()
+    world.clock.advance(1)
+    last = world.change(text)
+    world.index()
+    world.embedder.fails = lambda text: None
+    changes = newest(world.topics.messages(world.kafka.documents_topic), {b"d"})
+    (refused,) = replay(world.publisher, world.kafka, letters(world), changes)
+    assert isinstance(refused, InputError)
+    assert f"overtaken by a change of the same document (partition {last.partition}, offset {last.offset}" in str(
+        refused
+    )
+    assert world.topics.messages(world.kafka.documents_topic)[-1] == last
+    assert world.texts() == text
+    assert not letters(world)[0].settled
 
 
 def test_a_letter_of_prefill_is_sent_again_to_prefill(world):
@@ -56,7 +82,7 @@ def test_a_letter_of_prefill_is_sent_again_to_prefill(world):
     world.prefill()
     assert [letter.stage for letter in letters(world)] == ["prefill"]
     world.model.fails = lambda chunks: None
-    list(replay(world.publisher, world.kafka, letters(world)))
+    list(replay(world.publisher, world.kafka, letters(world), {}))
     world.prefill()
     world.assert_clean()
 
@@ -70,7 +96,7 @@ def test_a_value_that_the_topic_did_not_take_is_marked_and_never_sent_as_a_delet
     world.index(replace(world.index_parts, publisher=with_faults(world.publisher, point)))
     (letter,) = letters(world)
     assert (letter.omitted, letter.nbytes) == (True, 1000)
-    (refused,) = replay(world.publisher, world.kafka, [letter])
+    (refused,) = replay(world.publisher, world.kafka, [letter], {})
     assert "publish the document again, split" in str(refused)
     world.index()
     assert world.texts() == "a text"

@@ -5,7 +5,7 @@ import pytest
 from schemas.errors import EventError, InputError
 from schemas.settings import KafkaSettings
 from stores.clock import MovableClock
-from stores.dead_letters import LetterId, in_its_place, read_letters, replay
+from stores.dead_letters import LetterId, in_its_place, newest, read_letters, replay
 from stores.kafka_client import Message
 from stores.memory_topics import MemoryTopics
 
@@ -36,7 +36,8 @@ def letters(topics, **options):
 
 def send(topics, publisher, *wanted):
     found = letters(topics, values_of=[letter.id for letter in letters(topics)])
-    return list(replay(publisher, KAFKA, [letter for letter in found if not wanted or letter.id in wanted]))
+    changes = newest(topics.messages(KAFKA.documents_topic), {letter.key for letter in found})
+    return list(replay(publisher, KAFKA, [letter for letter in found if not wanted or letter.id in wanted], changes))
 
 
 def test_a_letter_says_what_was_wrong_and_where_the_message_came_from(topics, publisher):
