@@ -26,9 +26,12 @@ VERSION_HEADER = "kvquilt.version"
 TENANT_HEADER = "kvquilt.tenant"
 DEFAULT_TENANT = "default"
 MAX_CONTENT_BYTES = 8 * 1024 * 1024  # of UTF-8; a larger document is several documents
+MAX_LABEL_CHARACTERS = 4096  # of title and URI
+MAX_METADATA_BYTES = 64 * 1024  # as JSON
 
 Version = Annotated[int, Field(ge=0, lt=1 << 63)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
+Label = Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)]  # of a document; every chunk has a copy
 
 
 class ContentType(StrEnum):
@@ -64,8 +67,8 @@ class ChangeEvent(BaseModel):
     event_ms: int
     content: str | None
     content_type: ContentType = ContentType.TEXT
-    title: str | None = None
-    uri: str | None = None
+    title: Label | None = None
+    uri: Label | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     source_sha256: str | None = None
     undated: bool = False
@@ -103,13 +106,13 @@ class _Body(BaseModel):
     doc_id: Name | None = None
     version: Version | None = None
     content_type: Annotated[ContentType, Field(strict=False)] = ContentType.TEXT
-    title: str | None = None
+    title: Label | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("title", "uri", "metadata", check_fields=False)
     @classmethod
     def _can_be_written(cls, value: object) -> object:
-        return writable(value)  # else `to_bytes` would make null of NaN and infinity
+        return _small(writable(value))  # else `to_bytes` would make null of NaN and infinity
 
     def to_bytes(self) -> bytes:
         """The value of the Kafka message."""
@@ -120,7 +123,7 @@ class EventBody(_Body):
     """The JSON value of a message, as the producer writes it."""
 
     content: str
-    uri: str | None = None
+    uri: Label | None = None
 
     @field_validator("content")
     @classmethod
@@ -148,7 +151,7 @@ class EventBody(_Body):
 class ReferenceBody(_Body):
     """The same with `uri` and `sha256` of the content in place of the content."""
 
-    uri: Annotated[str, Field(min_length=1, max_length=4096)]
+    uri: Annotated[Label, Field(min_length=1)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")]
 
 
@@ -211,7 +214,19 @@ def _checked(fields: Mapping[str, Any]) -> ChangeEvent:
         event.model_dump_json(exclude={"content"})
     except (ValueError, RecursionError) as error:
         raise EventError(f"title, uri or metadata cannot be written as JSON: {str(error)[:200]}") from error
+    try:
+        _small(event.metadata)
+    except ValueError as error:
+        raise EventError(f"metadata: {error}") from error
     return event
+
+
+def _small(metadata: dict[str, Any]) -> dict[str, Any]:
+    if (n_bytes := len(canonical_bytes(metadata))) > MAX_METADATA_BYTES:
+        raise ValueError(
+            f"{n_bytes:,} bytes of JSON; at most {MAX_METADATA_BYTES:,} are accepted, since every chunk has a copy"
+        )
+    return metadata
 
 
 def describe(error: ValidationError) -> str:

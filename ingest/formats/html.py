@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from schemas.errors import EventError
+from schemas.events import MAX_LABEL_CHARACTERS
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborNode
@@ -91,7 +92,7 @@ def html_document(source: bytes) -> tuple[str | None, str]:
 
     tree = LexborHTMLParser(_decoded(source))
     titles = tree.css("title") if tree.head is not None else []
-    title = " ".join(titles[0].text().split()) if titles else None
+    title = " ".join(titles[0].text().split())[:MAX_LABEL_CHARACTERS] if titles else None
     writer = _Writer()
     if tree.body is not None:
         _walk(tree.body, writer)

@@ -81,6 +81,14 @@ OWN = {
     "a NUL character": (lambda w: message(own(content="a\x00b")), "NUL character"),
     "half of a surrogate pair": (lambda w: message(own(content="\ud800")), "half of a surrogate pair"),
     "the same in title, URI or metadata": (lambda w: message(own(title="\ud800")), "cannot be written as JSON"),
+    "a title or a URI of more than 4,096 characters": (
+        lambda w: message(own(title="t" * 5000)),
+        "title: String should have at most 4096 characters",
+    ),
+    "metadata of more than 64 KiB": (
+        lambda w: message(own(metadata={"a": "b" * 70_000})),
+        "at most 65,536 are accepted",
+    ),
     "NaN": (lambda w: message(own(metadata={"a": float("nan")})), "NaN is not a JSON number"),
     "a future `schema_version`": (lambda w: message(own(schema_version=2)), "schema_version 2 is newer than 1"),
     "no key": (lambda w: message(own(), key=None), "the message has no key"),
