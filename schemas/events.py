@@ -112,7 +112,8 @@ class _Body(BaseModel):
     @field_validator("title", "uri", "metadata", check_fields=False)
     @classmethod
     def _can_be_written(cls, value: object) -> object:
-        return _small(writable(value))  # else `to_bytes` would make null of NaN and infinity
+        value = writable(value)  # else `to_bytes` would make null of NaN and infinity
+        return _small(value) if isinstance(value, dict) else value
 
     def to_bytes(self) -> bytes:
         """The value of the Kafka message."""

@@ -80,7 +80,7 @@ OWN = {
     "an empty document, or one of white space": (lambda w: message(own(content=" \n")), "the document is empty"),
     "a NUL character": (lambda w: message(own(content="a\x00b")), "NUL character"),
     "half of a surrogate pair": (lambda w: message(own(content="\ud800")), "half of a surrogate pair"),
-    "the same in title, URI or metadata": (lambda w: message(own(title="\ud800")), "cannot be written as JSON"),
+    "the same in metadata": (lambda w: message(own(metadata={"a": "\ud800"})), "cannot be written as JSON"),
     "a title or a URI of more than 4,096 characters": (
         lambda w: message(own(title="t" * 5000)),
         "title: String should have at most 4096 characters",
