@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from schemas.errors import BlobError, SettingsError
 from schemas.kv_artifact import Buffer
+from schemas.places import without_userinfo
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -64,7 +65,7 @@ class Blobs:
     """Objects of one store. Safe to use from several threads; every failure is `BlobError`."""
 
     def __init__(self, url: str, store: ObjectStore, folder: Path | None = None) -> None:
-        self.url = url
+        self.url, self.place = url, without_userinfo(url)  # the latter in errors
         self._store = store
         self._folder = folder
 
@@ -88,7 +89,7 @@ class Blobs:
                 return True
             except AlreadyExistsError:
                 if self.size(key) is None:  # a folder of that name, not an object
-                    raise BlobError(f"{self.url}: {key} is the folder of other objects") from None
+                    raise BlobError(f"{self.place}: {key} is the folder of other objects") from None
                 return False
             except (BaseError, OSError) as error:
                 if self._surely_there(key):  # a conflict can surface as a generic error
@@ -96,7 +97,7 @@ class Blobs:
                 if self._folder is not None and _folder_went(error) and tries_left:
                     tries_left -= 1
                     continue
-                raise BlobError(f"{self.url}: {key} was not written: {_reason(error)}") from error
+                raise BlobError(f"{self.place}: {key} was not written: {_reason(error)}") from error
 
     def get(self, key: str) -> bytes | None:
         """The object's bytes; None where there is none."""
@@ -188,7 +189,7 @@ class Blobs:
 
         if self._folder is not None:
             if not os.access(self._folder, os.R_OK | os.W_OK | os.X_OK):
-                raise BlobError(f"{self.url}: the folder is missing or may not be written to")
+                raise BlobError(f"{self.place}: the folder is missing or may not be written to")
             return
         with self._failures("listed", ""):
             next(iter(obstore.list(self._store, prefix="kv", chunk_size=1)), None)
@@ -227,7 +228,7 @@ class Blobs:
         try:
             yield
         except (BaseError, OSError) as error:
-            raise BlobError(f"{self.url}: {key or 'the store'} could not be {done}: {_reason(error)}") from error
+            raise BlobError(f"{self.place}: {key or 'the store'} could not be {done}: {_reason(error)}") from error
 
 
 def _open_folder(url: str) -> Blobs:
@@ -241,7 +242,7 @@ def _open_folder(url: str) -> Blobs:
         folder.mkdir(parents=True, exist_ok=True)
         return Blobs(url, LocalStore(prefix=folder, automatic_cleanup=True), folder)
     except OSError as error:
-        raise BlobError(f"{url}: the folder cannot be made: {error}") from error
+        raise BlobError(f"{without_userinfo(url)}: the folder cannot be made: {error}") from error
 
 
 def _cloud_store(url: str, options: dict[str, str]) -> ObjectStore:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from ingest.formats.decoders import DECODERS, Decoder
 from schemas.errors import EventError, RegistryError
+from schemas.places import without_userinfo
 from schemas.settings import RegistrySettings
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class Registry:
     def url(self) -> str:
         """Where it is; empty where there is none."""
         return self._settings.url.rstrip("/")
+
+    @property
+    def place(self) -> str:
+        """The same for errors: without a password."""
+        return without_userinfo(self.url)
 
     def decoder(self, schema_id: int) -> Decoder:
         """What decodes values of a schema.
@@ -69,7 +75,7 @@ class Registry:
         except (EventError, RegistryError):
             raise
         except Exception as error:  # the registry should have refused such a schema
-            raise RegistryError(f"schema {schema_id} of {self.url} cannot be used: {error}") from error
+            raise RegistryError(f"schema {schema_id} of {self.place} cannot be used: {error}") from error
 
     def _collect(self, answer: dict[str, Any], found: dict[str, str], params: dict[str, str], depth: int) -> None:
         """Add what a schema refers to, the deepest first."""
@@ -78,7 +84,7 @@ class Registry:
             if name in found or name.startswith("google/protobuf/"):
                 continue
             if depth > _MAX_REFERENCES or len(found) > _MAX_REFERENCES:
-                raise RegistryError(f"schemas of {self.url} refer to more than {_MAX_REFERENCES} others")
+                raise RegistryError(f"schemas of {self.place} refer to more than {_MAX_REFERENCES} others")
             path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
             referred = self._get(path, f"{subject} version {version}", params)
             self._collect(referred, found, params, depth + 1)
@@ -91,7 +97,7 @@ class Registry:
             response = self._client().get(self.url + path, params=params)
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
-            raise RegistryError(f"the schema registry {self.url} cannot be reached: {reason}") from error
+            raise RegistryError(f"the schema registry {self.place} cannot be reached: {reason}") from error
         try:
             answer = response.json()
         except (ValueError, RecursionError):
@@ -102,7 +108,7 @@ class Registry:
         if response.status_code != 200 or not isinstance(told.get("schema"), str):
             said = str(told.get("message") or response.text)[:200]
             raise RegistryError(
-                f"the schema registry {self.url} answered {response.status_code} when asked for {what}: {said}"
+                f"the schema registry {self.place} answered {response.status_code} when asked for {what}: {said}"
             )
         return told
 

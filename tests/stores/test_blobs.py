@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from obstore.store import MemoryStore
 
 from schemas.errors import BlobError, SettingsError
-from stores.blobs import open_blobs
+from stores.blobs import Blobs, open_blobs
 
 BIG = os.urandom(6 * 1024 * 1024)  # more than one part of a multipart upload
 
@@ -206,7 +207,7 @@ def test_puts_and_deletes_in_one_folder_do_not_get_in_each_others_way(tmp_path):
 
 KILLED = """
 import sys
-from stores.blobs import open_blobs
+from stores.blobs import Blobs, open_blobs
 from stores.fakes import kill
 import obstore
 def parts():
@@ -289,3 +290,7 @@ def test_a_prefix_keeps_two_stores_in_one_bucket_apart(s3_bucket):
     one.put_new("a", b"1")
     assert two.get("a") is None
     assert one.list("") == [("a", 1)]
+
+
+def test_errors_name_the_store_without_its_password():
+    assert Blobs("s3://svc:hunter2@bucket/x", MemoryStore()).place == "s3://bucket/x"
