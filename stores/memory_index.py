@@ -50,9 +50,15 @@ class MemoryIndex:
         found.sort(key=lambda point: (point.chunk.version, point.chunk.ordinal))
         return found if vectors else [replace(point, vectors=None) for point in found]
 
-    def count(self, document: DocumentKey, version: int | None = None) -> int:
+    def live_chunks(self, head: Head, *, vectors: bool = False) -> list[IndexedChunk]:
+        """The chunks that a head shows, by ordinal."""
+        found = self.chunks(head.document, head.version, vectors=vectors)
+        return [point for point in found if head.shows(point.chunk.version, point.content_digest)]
+
+    def count(self, document: DocumentKey, version: int | None = None, content_digest: str | None = None) -> int:
         """How many points there are of a document."""
-        return len(self.chunks(document, version))
+        found = self.chunks(document, version)
+        return sum(content_digest in (None, point.content_digest) for point in found)
 
     def stale_chunk_ids(self, document: DocumentKey, below_version: int) -> list[uuid.UUID]:
         """Ids of its points with a lower version."""
