@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -29,11 +38,20 @@ from schemas.places import check_place, without_userinfo
 
 ENV_PREFIX = "KVQUILT_"
 FILE_VARIABLE = "KVQUILT_CONFIG_FILE"
+MAX_S = 1_000_000_000  # for all times; thirty years
 TEST_PREFIX = "KVQUILT_TEST_"  # the test suite's own; never settings
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _is_a_time(cls, value: object, info: ValidationInfo) -> object:
+        """What waits counts in nanoseconds of 64 bits, and fails on more with an error of its own."""
+        if str(info.field_name).endswith("_s") and isinstance(value, float) and value > MAX_S:
+            raise ValueError(f"at most {MAX_S:,} seconds")
+        return value
 
 
 class KafkaSettings(_Section):

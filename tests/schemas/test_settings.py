@@ -120,6 +120,16 @@ def test_a_number_that_is_infinite_or_none_is_refused(path, value):
         load_settings(flags)
 
 
+@pytest.mark.parametrize("path", [path for path in floats(Settings) if path[-1].endswith("_s")], ids=".".join)
+def test_a_time_that_no_clock_can_count_is_refused(path):
+    """Bug: 1e300 seconds reached a socket as an OverflowError."""
+    flags = 1e300
+    for name in reversed(path):
+        flags = {name: flags}
+    with pytest.raises(SettingsError, match=rf"{'.'.join(path)}.*(at most|less than)"):
+        load_settings(flags)
+
+
 def test_ing_06_auto_commit_is_refused_in_every_spelling():
     """Bug (beam#21742): with auto-commit on, offsets were committed before the effects, and events were lost."""
     for name in ("enable_auto_commit", "enable.auto.commit"):
