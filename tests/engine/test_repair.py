@@ -164,6 +164,7 @@ def test_the_same_chunk_twice_is_repaired_at_one_place_only(llama: Model) -> Non
     assert error(llama.logits(plan, stitched(llama, plan), keep=0, repair=repair), truth) < BOUND
 
 
+@pytest.mark.slow
 def test_more_rows_than_one_tile_of_queries_and_than_one_pass(llama: Model) -> None:
     """Tiles of query rows, and passes of 2,048 rows, meet at positions that are not theirs to choose.
 
