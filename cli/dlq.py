@@ -95,11 +95,11 @@ def send_again(context: Context, which: Which, *, dry_run: bool) -> None:
     if dry_run:
         context.result(
             {"would_send": [_plain(letter) for letter in chosen]},
-            "\n".join([f"{len(chosen)} would be sent again", *map(_line, chosen)]),
+            "\n".join([f"{len(chosen)} would be sent again, but for what has been overtaken", *map(_line, chosen)]),
         )
         return
     ensure_topics(kafka)
-    changes = newest(read_all(kafka, kafka.documents_topic), {letter.key for letter in chosen})
+    changes = newest(read_all(kafka, kafka.documents_topic), chosen, kafka)
     sent: list[dict[str, Any]] = []
     refused: list[str] = []
     with context.progress() as progress, Publisher(kafka) as publisher:

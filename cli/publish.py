@@ -16,6 +16,7 @@ from cli.running import with_broker
 from cli.service import Service
 from cli.waiting import POLL_S, Servable, Wanted, wait_servable
 from ingest.formats import EventReader
+from ingest.sources.kinds import LINES
 from schemas.errors import InputError, KvquiltError
 from schemas.ids import is_packed
 from schemas.settings import KafkaSettings
@@ -48,7 +49,8 @@ def publish(
                     yield outcome
 
     with context.progress() as progress, Publisher(kafka) as publisher:
-        task = progress.add_task("published", total=None if any(f.suffix == ".jsonl" for f in files) else len(files))
+        of_rows = any(file.suffix.lower() in LINES for file in files)
+        task = progress.add_task("published", total=None if of_rows else len(files))
         sent = publish_documents(publisher, kafka, documents(), lambda: progress.advance(task))
         progress.update(task, total=len(sent))
     for error in refused:

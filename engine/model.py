@@ -29,7 +29,7 @@ from schemas.errors import InputError, RequestError, UnsupportedModelError
 from schemas.fingerprint import Fingerprint
 
 BATCH_TOKENS = 4096  # chunk tokens per prefill pass
-_PACE_TOKENS = 256  # of the pass that finds out the pace
+_PROBE_TOKENS = 256  # of the pass that finds out the pace
 _STITCH_TOKENS = 1024  # fresh chunk tokens per pass of a stitch: between passes it can be cancelled
 
 
@@ -117,7 +117,7 @@ class Model:
         """Compute a prefix's rows now, so that no answer waits for them; and find out the pace of chunk prefill."""
         rows = self._prefix(tuple(prefix_ids))
         if self.reuse_refusal is None and self._chunks.pace_s is None:
-            chunk = [n % self.spec.vocab_size for n in range(min(_PACE_TOKENS, self.max_tokens - rows.n_tokens))]
+            chunk = [n % self.spec.vocab_size for n in range(min(_PROBE_TOKENS, self.max_tokens - rows.n_tokens))]
             for _ in range(2 if chunk else 0):
                 self._chunks.pace_s = None  # a first pass also compiles and allocates
                 self._chunks.behind(rows, [chunk], BATCH_TOKENS, background=False)

@@ -76,8 +76,7 @@ def _plan_one(parts: IndexParts, work: IndexWork) -> IndexWork:
         if head.content_digest != event.content_digest:
             return refused_conflict(work, head)
         work = replace(work, outcome=Outcome.REPEATED)
-        ours = head.version, head.content_digest
-        if parts.retry(lambda: parts.index.count(event.document, *ours), "counting points") == head.n_chunks:
+        if parts.retry(lambda: parts.index.count_live(head), "counting points") == head.n_chunks:
             return work  # only what comes after the flip may be unfinished
     chunks = parts.chunker.chunks(event)
     live: Sequence[IndexedChunk] = ()

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from schemas.api import AnswerRequest
 
 _LOOK_AGAIN_S = 10.0  # without a valid certificate, how often the store is asked for one
-_RENEW_S = 60.0  # and with one, whether there is another by now
-_RENEW_WAIT_S = 1.0  # how long a question waits for that; then it goes by the one that is known
+_RENEW_S = 60.0  # and with one, whether there is another by now; no question waits for that
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Certificates:
         self._found: Certificate | None = None
         self._reason = ""
         self._looked_s = float("-inf")
+        self._renewing: threading.Thread | None = None
 
     def current(self) -> tuple[Certificate | None, str]:
         """It, or None and a sentence that says why there is none."""
@@ -55,10 +55,9 @@ class Certificates:
             self._looked_s = now_s
             if found is None:
                 self._look()
-            else:
-                renewing = threading.Thread(target=self._look, name="certificate", daemon=True)
-                renewing.start()
-                renewing.join(_RENEW_WAIT_S)
+            elif self._renewing is None or not self._renewing.is_alive():
+                self._renewing = threading.Thread(target=self._look, name="certificate", daemon=True)
+                self._renewing.start()
         found = self._found
         return found, "" if found is not None else self._reason
 

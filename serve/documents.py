@@ -94,7 +94,8 @@ class Documents:
             )
         chunks = self._parts.index.live_chunks(head) if head.live else []
         shown = head.model_dump(exclude={"tenant", "content_digest", "n_chunks", "changes_ms"})
-        return DocumentStatus(**shown, chunks=len(chunks), kv_ready=sum(chunk.kv_ready for chunk in chunks))
+        n_chunks = head.n_chunks if head.live else 0
+        return DocumentStatus(**shown, chunks=n_chunks, kv_ready=sum(chunk.kv_ready for chunk in chunks))
 
     def _put(self, document: DocumentKey, body: DocumentBody) -> Accepted:
         with self._turn(document):

@@ -120,10 +120,10 @@ class KvLoader:
 
     def _wait(self, chunks: Sequence[Wanted]) -> _Wait:
         """For a request that begins now."""
-        sizes = [
+        sizes = [  # of what can be computed, if only for want of a better form
             len(one.chunk.chunk.token_ids)
             for one in chunks
-            if one.chunk.kv_ready and not one.forms[0].neighbours and _name(one, one.forms[0]) not in self._tiers.host
+            if one.chunk.kv_ready and not any(_name(one, form) in self._tiers.host for form in one.forms)
         ]
         now_s, worth_s = time.monotonic(), self._patience.for_chunks(sizes)
         return _Wait(now_s + self._patience.timeout_s, now_s + worth_s if worth_s else None)

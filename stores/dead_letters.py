@@ -15,12 +15,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from schemas.errors import EventError, InputError
-from schemas.events import header_number, last_headers
+from schemas.events import header_number, header_version, last_headers, load_object
+from schemas.ids import packed_version
 from schemas.settings import KafkaSettings
 from stores.kafka_client import Message
 from stores.publisher import ERROR_HEADERS, Publisher
@@ -123,12 +123,28 @@ def read_letters(messages: Iterable[Message], *, values_of: Collection[LetterId]
     return sorted(found, key=lambda letter: (letter.put_aside_ms, letter.id))
 
 
-def newest(messages: Iterable[Message], keys: Collection[bytes | None]) -> dict[bytes | None, Message]:
-    """Of the records of the documents topic the last change of each of `keys`, without its value."""
-    found: dict[bytes | None, Message] = {}
-    for message in messages:
-        if message.key in keys and (message.key not in found or _order(message) > _order(found[message.key])):
-            found[message.key] = replace(message, value=None)
+@dataclass(frozen=True)
+class Change:
+    """A record of the documents topic, by its version: its producer's own, or by timestamp and offset."""
+
+    version: int
+    topic: str
+    partition: int
+    offset: int
+
+
+def newest(messages: Iterable[Message], letters: Iterable[DeadLetter], kafka: KafkaSettings) -> dict[bytes, Change]:
+    """Of the records of the documents topic the newest change under each key of those letters that go there.
+
+    Changes whose version only the reader of their format can tell are left out.
+    """
+    keys = {letter.key for letter in letters if _home(kafka, letter) == kafka.documents_topic}
+    found: dict[bytes, Change] = {}
+    for message in messages if keys - {None} else ():
+        if message.key is None or message.key not in keys or (version := _version(message)) is None:
+            continue
+        if message.key not in found or version > found[message.key].version:
+            found[message.key] = Change(version, message.topic, message.partition, message.offset)
     return found
 
 
@@ -136,7 +152,7 @@ def replay(
     publisher: Publisher,
     kafka: KafkaSettings,
     letters: Iterable[DeadLetter],
-    changes: Mapping[bytes | None, Message],
+    changes: Mapping[bytes, Change],
 ) -> Iterator[Message | InputError]:
     """Send letters again, key, value and headers as they were, each followed by a note in the dead-letter topic.
 
@@ -152,7 +168,7 @@ def replay(
     """
     for letter in letters:
         try:
-            yield _replay(publisher, kafka, letter, changes.get(letter.key))
+            yield _replay(publisher, kafka, letter, changes.get(letter.key or b""))
         except InputError as error:
             yield error
 
@@ -187,21 +203,36 @@ def placed_headers(message: Message) -> tuple[tuple[str, bytes | None], ...]:
     return (*message.headers, *_first_place(message.timestamp_ms, message.offset))
 
 
-def _order(message: Message) -> tuple[int, int]:
-    """By what a change without a version is ordered."""
-    with suppress(EventError):
-        message = in_its_place(message)
-    return message.timestamp_ms, message.offset
+def _version(message: Message) -> int | None:
+    """The version that INDEX gives a change of our own format; None where it is of another, or cannot be read."""
+    headers = last_headers(message.headers)
+    if any(name.startswith("ce_") for name in headers):
+        return None
+    try:
+        message, version = in_its_place(message), header_version(headers)
+        if version is None and message.value is not None:
+            body = load_object(message.value)
+            if not {"content", "sha256"} & body.keys():
+                return None
+            version = body.get("version")
+    except EventError:
+        return None
+    if version is None:
+        return packed_version(message.timestamp_ms, message.offset)
+    return version if isinstance(version, int) else None
 
 
-def _replay(publisher: Publisher, kafka: KafkaSettings, letter: DeadLetter, change: Message | None) -> Message:
+def _replay(publisher: Publisher, kafka: KafkaSettings, letter: DeadLetter, change: Change | None) -> Message:
     if letter.omitted:
         raise InputError(
             f"dead letter {letter.id} was kept without its value of {letter.nbytes or 0:,} bytes, which no topic took: "
             "publish the document again, split"
         )
-    came = Message(letter.topic, letter.partition, letter.offset, letter.timestamp_ms, None, None, letter.headers)
-    if change is not None and _home(kafka, letter) == kafka.documents_topic and _order(change) > _order(came):
+    came = Message(
+        letter.topic, letter.partition, letter.offset, letter.timestamp_ms, letter.key, letter.value, letter.headers
+    )
+    version = _version(came) if change is not None and _home(kafka, letter) == kafka.documents_topic else None
+    if change is not None and version is not None and change.version > version:
         raise InputError(
             f"dead letter {letter.id} has been overtaken by a change of the same document (partition "
             f"{change.partition}, offset {change.offset} of {change.topic}): sent again it would be the last one under "

@@ -55,10 +55,13 @@ class MemoryIndex:
         found = self.chunks(head.document, head.version, vectors=vectors)
         return [point for point in found if head.shows(point.chunk.version, point.content_digest)]
 
-    def count(self, document: DocumentKey, version: int | None = None, content_digest: str | None = None) -> int:
+    def count_live(self, head: Head) -> int:
+        """How many points a head shows."""
+        return len(self.live_chunks(head))
+
+    def count(self, document: DocumentKey, version: int | None = None) -> int:
         """How many points there are of a document."""
-        found = self.chunks(document, version)
-        return sum(content_digest in (None, point.content_digest) for point in found)
+        return len(self.chunks(document, version))
 
     def stale_chunk_ids(self, document: DocumentKey, below_version: int) -> list[uuid.UUID]:
         """Ids of its points with a lower version."""

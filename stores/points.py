@@ -244,14 +244,19 @@ def of_heads(tenant: str | None, metadata: Mapping[str, Any]) -> models.Filter |
     return models.Filter(must=conditions) if conditions else None
 
 
-def of_document(document: DocumentKey, version: int | None = None, content_digest: str | None = None) -> models.Filter:
-    """All points of a document, of one version of it, or of that made from one content."""
+def of_document(document: DocumentKey, version: int | None = None) -> models.Filter:
+    """All points of a document, or of one version of it."""
     conditions: list[models.Condition] = [_equals("document", document.digest)]
     if version is not None:
         conditions.append(_equals("version", version))
-    if content_digest is not None:
-        conditions.append(_equals("content_digest", content_digest))
     return models.Filter(must=conditions)
+
+
+def shown_by(head: Head) -> models.Filter:
+    """The points that a live head shows, as `Head.shows` has it."""
+    conditions = [_equals("document", head.document.digest), _equals("version", head.version)]
+    unknown = models.IsEmptyCondition(is_empty=models.PayloadField(key="content_digest"))
+    return models.Filter(must=[*conditions], should=[_equals("content_digest", head.content_digest), unknown])
 
 
 def of_tenant(tenant: str, exclude: Sequence[uuid.UUID] = ()) -> models.Filter:

@@ -260,9 +260,15 @@ class VectorIndex:
                 return sorted(visible, key=lambda hit: -hit.score)[:k]
             limit *= 2
 
-    def count(self, document: DocumentKey, version: int | None = None, content_digest: str | None = None) -> int:
-        """How many points there are of a document, of all versions or of one, or of one made from a content; exact."""
-        where = points.of_document(document, version, content_digest)
+    def count(self, document: DocumentKey, version: int | None = None) -> int:
+        """How many points there are of a document, of all versions or of one; exact."""
+        return self._count(points.of_document(document, version))
+
+    def count_live(self, head: Head) -> int:
+        """How many points a head shows; exact."""
+        return self._count(points.shown_by(head)) if head.live else 0
+
+    def _count(self, where: models.Filter) -> int:
         answer = self._connection.call("count", collection_name=self.collection, count_filter=where, exact=True)
         return int(answer.count)
 

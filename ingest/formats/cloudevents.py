@@ -46,10 +46,15 @@ def is_structured(headers: Mapping[str, bytes]) -> bool:
 
 
 def read_binary(value: bytes | None, at: At, settings: EventSettings) -> ChangeEvent:
-    """Attributes from the headers, data from the value; a null value deletes."""
+    """Attributes from the headers, data from the value; a null value deletes.
+
+    A header without a value is an attribute that is not there, but for what names the document and its version: that
+    must not become another's by accident.
+    """
     attributes = {}
+    own = {f"ce_{settings.cloudevents.tenant}", f"ce_{settings.cloudevents.version}"}
     for name, raw in at.headers.items():
-        if name.startswith("ce_"):
+        if name.startswith("ce_") and (raw or name in own):
             try:
                 attributes[name.removeprefix("ce_")] = raw.decode()
             except UnicodeDecodeError as error:
@@ -184,6 +189,6 @@ def _from_base64(text: Any) -> bytes:
 
 def _header(headers: Mapping[str, bytes], name: str) -> str:
     for key in (name, name.title(), "contentType"):  # Kafka's header names know case; libraries differ
-        if key in headers:
+        if headers.get(key):
             return headers[key].decode("utf-8", "replace")
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from schemas.errors import InputError
-from schemas.events import ContentType
+from schemas.events import MAX_LABEL_CHARACTERS, ContentType
 
 CONTENT_TYPES = {
     ".md": ContentType.MARKDOWN,
@@ -58,7 +58,7 @@ def title_of(content: str, content_type: ContentType, stem: str) -> str | None:
     if content_type is ContentType.HTML:  # a page has a title of its own
         return None
     heading = _heading(content) if content_type is ContentType.MARKDOWN else None
-    return heading or stem
+    return (heading or stem)[:MAX_LABEL_CHARACTERS]
 
 
 def _heading(content: str) -> str | None:

@@ -174,3 +174,10 @@ def test_ids_of_documents_and_their_messages_name_the_tenant(world, tmp_path):
         document("{b.md", "acme"),
     }
     assert len(messages(source)) == 2
+
+
+def test_a_heading_that_is_too_long_for_a_title_is_cut(world, tmp_path):
+    """A whole text may stand on one line."""
+    file(tmp_path / "a.md", "# " + "word " * 2_000)
+    assert backfill(world, tmp_path, root=tmp_path).committed == 1
+    assert len(world.qdrant.heads([document("a.md")])[document("a.md")].title) == 4096

@@ -19,6 +19,12 @@ def test_a_binary_event_carries_json_with_our_names(formats):
     assert (event.content, event.title, event.metadata) == ("a text", "T", {"team": "people"})
 
 
+def test_an_optional_attribute_whose_header_has_no_value_is_not_there(formats):
+    nothing = {"ce_time": None, "ce_partitionkey": None, "ce_dataref": None, "content-type": None}
+    event = formats.reader().read(binary(b'{"content": "a text"}', nothing))
+    assert (event.content, event.event_ms) == ("a text", NOW_MS)
+
+
 def test_a_structured_event_carries_the_same(formats):
     event = formats.reader().read(
         structured(sequence="12", tenant="acme", data={"content": "a text"}, time="2025-01-02T03:04:05.678Z")

@@ -24,7 +24,7 @@ def content_of(doc_id, version):
 events = st.tuples(st.just("event"), st.sampled_from(["a", "bb"]), st.integers(0, 7))
 runs = st.tuples(st.sampled_from(["index", "prefill"]), st.just(""), st.just(0))
 calls = {
-    "index": ["heads", "count", "chunks", "live_chunks", "upsert", "flip", "stale_chunk_ids", "delete"],
+    "index": ["heads", "count_live", "chunks", "live_chunks", "upsert", "flip", "stale_chunk_ids", "delete"],
     "prefill": ["heads", "live_chunks", "mark_kv"],
 }
 crashes = st.sampled_from(["index", "prefill"]).flatmap(

@@ -14,6 +14,12 @@ def letters(world):
     return read_letters(messages, values_of=[letter.id for letter in read_letters(messages)])
 
 
+def send(world):
+    found = letters(world)
+    changes = newest(world.topics.messages(world.kafka.documents_topic), found, world.kafka)
+    return list(replay(world.publisher, world.kafka, found, changes))
+
+
 def refuse(text):
     if "first" in text:
         raise ValueError("the embedder cannot take it")
@@ -60,8 +66,7 @@ def test_a_letter_that_a_change_has_overtaken_is_not_put_behind_it(world, text):
     last = world.change(text)
     world.index()
     world.embedder.fails = lambda text: None
-    changes = newest(world.topics.messages(world.kafka.documents_topic), {b"d"})
-    (refused,) = replay(world.publisher, world.kafka, letters(world), changes)
+    (refused,) = send(world)
     assert isinstance(refused, InputError)
     assert f"overtaken by a change of the same document (partition {last.partition}, offset {last.offset}" in str(
         refused
@@ -69,6 +74,31 @@ def test_a_letter_that_a_change_has_overtaken_is_not_put_behind_it(world, text):
     assert world.topics.messages(world.kafka.documents_topic)[-1] == last
     assert world.texts() == text
     assert not letters(world)[0].settled
+
+
+def test_a_letter_with_a_higher_version_than_what_came_after_it_is_sent(world):
+    """The producer's numbers decide, not the order in which they came."""
+    world.embedder.fails = refuse
+    world.change("the first text", 10)
+    world.index()
+    world.clock.advance(1)
+    world.change("the second text", 9)
+    world.index()
+    world.embedder.fails = lambda text: None
+    assert not isinstance(send(world)[0], InputError)
+    world.index()
+    assert world.texts() == "the first text"
+    world.change("the third text", 11)
+    world.index()
+    assert isinstance(send(world)[0], InputError)
+
+
+def test_a_letter_without_a_key_is_overtaken_by_nothing(world):
+    world.raw(b"{}", key=None)
+    world.index()
+    world.clock.advance(1)
+    world.raw(b"{}", key=None)
+    assert [isinstance(outcome, InputError) for outcome in send(world)] == [False]
 
 
 def test_a_letter_of_prefill_is_sent_again_to_prefill(world):

@@ -70,6 +70,9 @@ def test_get_tells_state_version_and_how_much_is_servable(client, bench):
     bench.corpus.put("hill", "one", kv=False)
     body = client.get("/v1/documents/hill").json()
     assert (body["chunks"], body["kv_ready"]) == (1, 0)
+    bench.corpus.flip("hill", 2, n_chunks=3)
+    body = client.get("/v1/documents/hill").json()
+    assert (body["chunks"], body["kv_ready"]) == (3, 0), "points that were lost are not ready"
     bench.corpus.flip("lake", 4, state=DocumentState.DELETED, n_chunks=0)
     body = client.get("/v1/documents/lake").json()
     assert (body["version"], body["state"], body["chunks"], body["kv_ready"]) == (4, "deleted", 0, 0)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 
+from engine.variants import VARIANTS
+from schemas.ids import DocumentKey
+from serve.forms import wanted
 from serve.patience import Patience
 from tests.serve.fakes import metric, until
 
@@ -81,6 +84,16 @@ def test_a_slow_store_is_not_asked_for_more_than_it_can_answer(start, bench):
     assert body["fallback"] == {"slower": 20}
     until(lambda: len(bench.blobs.reads) == 8, "as many as are loaded side by side")
     assert len(client.kvquilt.service.answerer._loader._flights) == 8
+
+
+def test_what_stands_in_for_fused_kv_is_worth_no_longer_a_wait_than_computing_it(start, fused):
+    """A fused artifact that is missing is known at once; its rows of pass 1 can be computed."""
+    client = start(load_timeout_s=600.0)
+    fused.model.prefill_pace_s = FAST
+    chunks = fused.parts.index.chunks(DocumentKey("default", "lake"))
+    wait = client.kvquilt.service.answerer._loader._wait([wanted(one, 1, VARIANTS["fused"], True) for one in chunks])
+    assert wait.worth_s is not None
+    assert wait.longest_s - wait.worth_s > 500
 
 
 def test_fused_kv_is_waited_for_because_it_cannot_be_computed_here(start, fused):

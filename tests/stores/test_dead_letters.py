@@ -36,7 +36,7 @@ def letters(topics, **options):
 
 def send(topics, publisher, *wanted):
     found = letters(topics, values_of=[letter.id for letter in letters(topics)])
-    changes = newest(topics.messages(KAFKA.documents_topic), {letter.key for letter in found})
+    changes = newest(topics.messages(KAFKA.documents_topic), found, KAFKA)
     return list(replay(publisher, KAFKA, [letter for letter in found if not wanted or letter.id in wanted], changes))
 
 

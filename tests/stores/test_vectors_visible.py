@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from schemas.ids import DocumentKey
@@ -120,3 +122,16 @@ def test_a_document_that_moves_on_between_search_and_heads_does_not_drop_out(ind
     finally:
         index._connection = index._heads._connection = connection
     assert found(hits) == [("a", 2)]
+
+
+def test_a_head_shows_the_points_of_its_content_and_those_that_do_not_say(index, make_chunks, make_head):
+    """Points that a refused writer of the same version left are not visible, not listed and not counted."""
+    ours, unknown, others = make_chunks(doc("a"), 1, vectors=[near(0.9), near(0.8), near(0.7)])
+    points = [replace(ours, content_digest="d"), unknown, replace(others, content_digest="of what was refused")]
+    index.upsert(points)
+    head = make_head(doc("a"), 1, digest="d")
+    index.flip(head)
+    assert [hit.chunk.chunk.ordinal for hit in index.search_visible("acme", QUESTION, 3)] == [0, 1]
+    assert [point.chunk.ordinal for point in index.live_chunks(head)] == [0, 1]
+    assert (index.count_live(head), index.count(doc("a"), 1)) == (2, 3)
+    assert index.count_live(make_head(doc("a"), 1, digest="d", live=False)) == 0
