@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 HTTP_PORTS = {"http": 80, "https": 443}
@@ -90,3 +91,12 @@ def check_place(place: str) -> None:
 def without_userinfo(text: str) -> str:
     """The text with user name and password taken out of every URL in it."""
     return _USERINFO.sub("", text)
+
+
+def all_without_userinfo(value: Any) -> Any:
+    """The same for every text in plain values, names of fields included."""
+    if isinstance(value, dict):
+        return {without_userinfo(name): all_without_userinfo(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [all_without_userinfo(inner) for inner in value]
+    return without_userinfo(value) if isinstance(value, str) else value

@@ -34,7 +34,7 @@ from pydantic_settings import (
 
 from schemas.errors import SettingsError
 from schemas.events import describe
-from schemas.places import check_place, without_userinfo
+from schemas.places import all_without_userinfo, check_place
 
 ENV_PREFIX = "KVQUILT_"
 FILE_VARIABLE = "KVQUILT_CONFIG_FILE"
@@ -333,7 +333,7 @@ class Settings(BaseSettings):
         plain["blobs"]["options"] = dict.fromkeys(self.blobs.options, "**********")
         secret = {place: dict.fromkeys(options, "**********") for place, options in self.events.fetch.options.items()}
         plain["events"]["fetch"]["options"] = secret
-        shown: dict[str, Any] = _without_userinfo(plain)
+        shown: dict[str, Any] = all_without_userinfo(plain)
         return shown
 
     @classmethod
@@ -371,14 +371,6 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
         raise SettingsError(f"settings: {describe(error)}") from error
     except EnvironmentSyntaxError as error:
         raise SettingsError(f"settings: {error}: {error.__cause__}") from error
-
-
-def _without_userinfo(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {without_userinfo(key): _without_userinfo(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_userinfo(inner) for inner in value]
-    return without_userinfo(value) if isinstance(value, str) else value
 
 
 def _refuse_unknown_variables() -> None:

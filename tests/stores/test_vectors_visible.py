@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,17 @@ def doc(name: str) -> DocumentKey:
 
 def found(hits) -> list[tuple[str, int]]:
     return [(hit.chunk.chunk.document.doc_id, hit.chunk.chunk.version) for hit in hits]
+
+
+@contextmanager
+def before_call(index, at, change):
+    """Make a change right before the index calls Qdrant for the `at`-th time."""
+    connection = index._connection
+    index._connection = index._heads._connection = with_faults(connection, CrashPoint("call", at=at, fault=change))
+    try:
+        yield
+    finally:
+        index._connection = index._heads._connection = connection
 
 
 def test_points_without_a_head_are_not_visible(index, make_chunks, make_head):
@@ -86,16 +98,9 @@ def test_a_head_that_moves_between_search_and_refill_is_seen(index, make_chunks,
     index.flip(make_head(doc("a"), 1))
     index.upsert(make_chunks(doc("a"), 2, vectors=[near(0.1)]))
     index.upsert(make_chunks(doc("stale"), 1, vectors=[near(0.9 - n / 1000) for n in range(20)]))
-    flipping = with_faults(
-        index._connection, CrashPoint("call", at=3, fault=lambda: index.flip(make_head(doc("a"), 2)))
-    )  # call 1: the search, call 2: the heads, call 3: the second search
-    connection, index._connection = index._connection, flipping
-    index._heads._connection = flipping
-    try:
-        hits = index.search_visible("acme", QUESTION, 4)
-    finally:
-        index._connection = index._heads._connection = connection
-    assert found(hits) == [("a", 2)]
+    # call 1: the search, call 2: the heads, call 3: the second search
+    with before_call(index, 3, lambda: index.flip(make_head(doc("a"), 2))):
+        assert found(index.search_visible("acme", QUESTION, 4)) == [("a", 2)]
 
 
 def test_fewer_than_k_visible_chunks_end_the_search(index, make_chunks, make_head):
@@ -114,14 +119,8 @@ def test_a_document_that_moves_on_between_search_and_heads_does_not_drop_out(ind
         index.upsert(make_chunks(doc("a"), 2, vectors=[near(0.8)]))
         index.flip(make_head(doc("a"), 2))
 
-    connection = index._connection
-    # call 1: the search, call 2: the heads
-    index._connection = index._heads._connection = with_faults(connection, CrashPoint("call", at=2, fault=update))
-    try:
-        hits = index.search_visible("acme", QUESTION, 3)
-    finally:
-        index._connection = index._heads._connection = connection
-    assert found(hits) == [("a", 2)]
+    with before_call(index, 2, update):  # call 1: the search, call 2: the heads
+        assert found(index.search_visible("acme", QUESTION, 3)) == [("a", 2)]
 
 
 def test_a_head_shows_the_points_of_its_content_and_those_that_do_not_say(index, make_chunks, make_head):
