@@ -170,12 +170,12 @@ def _gone(parts: PrefillParts, points: Sequence[IndexedChunk]) -> list[IndexedCh
     used = {one.document for point in points if point.fusion for one in point.fusion.neighbours}
     heads = parts.retry(lambda: parts.index.heads(list(used)), "reading the neighbours' heads") if used else {}
     live = {document: head for document, head in heads.items() if head.live}
+    versions = {document: head.version for document, head in live.items()}
     names: dict[DocumentKey, set[str]] = {}  # of documents that moved on
     gone = []
     for point in points:
         if point.fusion is None:
             continue
-        versions = {document: head.version for document, head in live.items()}
         moved = [one for one in point.fusion.neighbours if versions.get(one.document) != one.version]
         for document in {one.document for one in moved} - names.keys():
             names[document] = _names(parts, live.get(document))
