@@ -19,6 +19,7 @@ from engine.rows import Base, KvRows, Part, WorkingRows
 from engine.selection import SelectionContext
 from engine.self_check import check_attention, check_capture
 from engine.session import Session
+from engine.smoothed import Smoothed
 from engine.steps import Answering
 from engine.stitch import stitch
 from engine.tokenizer import Tokenizer
@@ -116,16 +117,16 @@ class Model:
     def precompute(self, prefix_ids: Sequence[int]) -> None:
         """Compute a prefix's rows now, so that no answer waits for them; and find out the pace of chunk prefill."""
         rows = self._prefix(tuple(prefix_ids))
-        if self.reuse_refusal is None and self._chunks.pace_s is None:
+        if self.reuse_refusal is None and self._chunks.pace_s.value is None:
             chunk = [n % self.spec.vocab_size for n in range(min(_PROBE_TOKENS, self.max_tokens - rows.n_tokens))]
             for _ in range(2 if chunk else 0):
-                self._chunks.pace_s = None  # a first pass also compiles and allocates
+                self._chunks.pace_s = Smoothed()  # a first pass also compiles and allocates
                 self._chunks.behind(rows, [chunk], BATCH_TOKENS, background=False)
 
     @property
     def prefill_pace_s(self) -> float | None:
         """Seconds that a token of a fresh chunk costs an answer, as lately measured; None where it is not known."""
-        return self._chunks.pace_s if self.reuse_refusal is None else None
+        return self._chunks.pace_s.value if self.reuse_refusal is None else None
 
     @property
     def exact_rows_last(self) -> bool:

@@ -17,6 +17,7 @@ import torch
 from engine.capture import Capture, rotate_back, tables_at
 from engine.hf_adapter import HfModel
 from engine.rows import Base, KvRows, Part
+from engine.smoothed import Smoothed
 from engine.turns import Turns
 from kernels import RopeTables, attend, position_mask
 from kernels.reference.attention import KeySet
@@ -24,7 +25,6 @@ from schemas.errors import Cancelled
 
 _PREFIXES = 4  # prefixes whose rows are kept; a process normally has one
 _PACE_TOKENS = 64  # a pass of fewer tokens says little of the pace
-_PACE_WEIGHT = 0.3  # of the newest pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,12 +119,12 @@ class ChunkPrefill:
     """Computes chunks behind what stands in front of them, several in one pass.
 
     Attributes:
-        pace_s: seconds per token of the passes that an answer waited for, smoothed; None before there was one.
+        pace_s: seconds per token of the passes that an answer waited for.
     """
 
     def __init__(self, hf: HfModel, turns: Turns, capture: Capture, tables: RopeTables) -> None:
         self._hf, self._turns, self._capture, self._tables = hf, turns, capture, tables
-        self.pace_s: float | None = None
+        self.pace_s = Smoothed()
 
     def behind(
         self,
@@ -151,13 +151,9 @@ class ChunkPrefill:
                 begin_s = time.perf_counter()
                 self._hf.run(ids, packed.positions, packed)
                 if not background and len(ids) >= _PACE_TOKENS:
-                    self._note_pace((time.perf_counter() - begin_s) / len(ids))
+                    self.pace_s.note((time.perf_counter() - begin_s) / len(ids))
             done += packed.rows()
         return done
-
-    def _note_pace(self, seconds: float) -> None:
-        before = seconds if self.pace_s is None else self.pace_s
-        self.pace_s = before + _PACE_WEIGHT * (seconds - before)
 
 
 def batches(lens: Sequence[int], batch_tokens: int) -> Iterator[range]:

@@ -13,10 +13,10 @@ stays known.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 
-_WEIGHT = 0.3  # of the newest load
+from engine.smoothed import Smoothed
+
 _SLACK_S = 0.02  # what threads take to start; computing that is sooner than this is not worth a thought
 
 
@@ -31,18 +31,15 @@ class Patience:
 
     def __init__(self, timeout_s: float, pace_s: Callable[[], float | None], side_by_side: int) -> None:
         self.timeout_s, self._pace_s, self._side_by_side = timeout_s, pace_s, side_by_side
-        self._load_s: float | None = None
-        self._lock = threading.Lock()
+        self._load_s = Smoothed()
 
     def loaded(self, seconds: float) -> None:
         """One artifact took so long to load."""
-        with self._lock:
-            before = seconds if self._load_s is None else self._load_s
-            self._load_s = before + _WEIGHT * (seconds - before)
+        self._load_s.note(seconds)
 
     def for_chunks(self, n_tokens: Sequence[int]) -> float:
         """How long to wait for the artifacts of chunks with so many tokens each, seconds; 0: compute them."""
-        pace_s, load_s = self._pace_s(), self._load_s
+        pace_s, load_s = self._pace_s(), self._load_s.value
         if pace_s is None or not n_tokens:
             return self.timeout_s
         compute_s = max(pace_s * sum(n_tokens), _SLACK_S)
